@@ -1,0 +1,1 @@
+"""Configs, networks and engines: from a converted checkpoint to an engine directory."""

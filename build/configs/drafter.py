@@ -1,0 +1,225 @@
+"""The drafter's config, read from a speculators-format config.json.
+
+A drafter is a DFlash block (a few Qwen3-style layers over the verifier's tapped
+features) plus what its kind adds: DFlash2 a grouped dynamic convolution and a
+candidate selector, DSpark a Markov head and a confidence head. What a row of the
+block predicts depends on the kind and on `sample_from_anchor`; a wrong choice only
+lowers acceptance, so contradictions are refused here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glmspec.build.configs.fields import Fields
+
+ARCHITECTURES = {"DSparkDraftModel": "dspark", "DFlash2DraftModel": "dflash2"}
+WINDOW_ANCHORED = "anchored"  # every row of the block at anchor p sees [p - W, p): how the checkpoints are trained
+WINDOW_RELATIVE = "relative"  # row at position q sees |q - k| < W: vLLM and z-lab
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkovHead:
+    """DSpark: logits of the next draft are biased by the draft before it. rank: columns of W1 and W2."""
+
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceHead:
+    """DSpark: per-position acceptance estimate. with_markov: its input is [hidden ; W1[previous]]."""
+
+    with_markov: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolution:
+    """DFlash2: causal convolution along the block. taps: rows it looks at. group: columns sharing a delta."""
+
+    taps: int
+    group: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selector:
+    """DFlash2: drafts are chosen among the `top_k` best logits of a row by a bilinear score of `rank`."""
+
+    rank: int
+    top_k: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig:
+    """A block drafter. Sizes are element counts unless said otherwise."""
+
+    kind: str  # "dspark" or "dflash2"
+    hidden_size: int  # the verifier's
+    vocab_size: int  # the verifier's
+    draft_vocab_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    layer_types: tuple[str, ...]  # "sliding_attention" or "full_attention", one a layer
+    sliding_window: int | None  # context rows a sliding layer sees
+    sliding_window_non_causal: bool  # sliding layers: rows of the block see each other both ways
+    window: str  # WINDOW_ANCHORED or WINDOW_RELATIVE
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    taps: tuple[int, ...]  # k means the residual stream after k verifier layers
+    block_size: int
+    sample_from_anchor: bool  # the anchor's row predicts a draft of its own
+    mask_token_id: int
+    markov: MarkovHead | None
+    confidence: ConfidenceHead | None
+    convolution: Convolution | None
+    selector: Selector | None
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Drafter layers."""
+        return len(self.layer_types)
+
+    @property
+    def num_drafts(self) -> int:
+        """Most drafts one block proposes: every row, or all but the anchor's."""
+        return self.block_size if self.sample_from_anchor else self.block_size - 1
+
+    @property
+    def first_draft_row(self) -> int:
+        """Row of the block that predicts the first draft."""
+        return 0 if self.sample_from_anchor else 1
+
+    @property
+    def reduced_vocabulary(self) -> bool:
+        """True when drafts come from a vocabulary of the drafter's own."""
+        return self.draft_vocab_size != self.vocab_size
+
+    @classmethod
+    def from_speculators(cls, values: dict, source: str, window: str = WINDOW_ANCHORED) -> DrafterConfig:
+        """Read a speculators config.json. Raises `ConfigError` naming the field."""
+        fields = Fields(values, source)
+        kind = _kind(fields)
+        block = fields.section("transformer_layer_config")
+        layers = block.integer("num_hidden_layers")
+        vocab_size = block.integer("vocab_size")
+        layer_types = block.choices("layer_types", ("sliding_attention", "full_attention"), layers)
+        config = cls(
+            kind=kind,
+            hidden_size=block.integer("hidden_size"),
+            vocab_size=vocab_size,
+            draft_vocab_size=fields.integer("draft_vocab_size"),
+            intermediate_size=block.integer("intermediate_size"),
+            num_attention_heads=block.integer("num_attention_heads"),
+            num_key_value_heads=block.integer("num_key_value_heads"),
+            head_dim=block.integer("head_dim"),
+            layer_types=layer_types,
+            sliding_window=block.integer("sliding_window") if "sliding_attention" in layer_types else None,
+            sliding_window_non_causal=fields.boolean("sliding_window_non_causal"),
+            window=window,
+            rms_norm_eps=block.number("rms_norm_eps"),
+            rope_theta=_rope_theta(block),
+            max_position_embeddings=block.integer("max_position_embeddings"),
+            taps=_taps(fields),
+            block_size=fields.integer("block_size", least=2),
+            # Absent, the published classes differ: DSpark samples from the anchor, DFlash does not.
+            # The agreement with speculative_tokens below keeps this from being a guess.
+            sample_from_anchor=fields.boolean("sample_from_anchor", kind == "dspark"),
+            mask_token_id=_mask_token_id(fields, vocab_size),
+            markov=_markov(fields) if kind == "dspark" else None,
+            confidence=_confidence(fields) if kind == "dspark" else None,
+            convolution=_convolution(fields, block) if kind == "dflash2" else None,
+            selector=_selector(fields) if kind == "dflash2" else None,
+        )
+        config._check(fields, block)
+        return config
+
+    def _check(self, fields: Fields, block: Fields) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            block.fail("num_attention_heads", f"a multiple of num_key_value_heads ({self.num_key_value_heads})")
+        if self.head_dim % 2:
+            block.fail("head_dim", "an even number (rotary pairs)")
+        if self.draft_vocab_size > self.vocab_size:
+            fields.fail("draft_vocab_size", f"at most the verifier's vocab_size ({self.vocab_size})")
+        if self.kind == "dflash2" and self.sample_from_anchor:
+            fields.fail("sample_from_anchor", "false: DFlash2 drafts from rows 1 and up")
+        if fields.has("target_hidden_size") and fields.integer("target_hidden_size") != self.hidden_size:
+            fields.fail("target_hidden_size", f"null or hidden_size ({self.hidden_size})")
+        tokens = _speculative_tokens(fields)
+        if tokens.integer("speculative_tokens") != self.num_drafts:
+            anchored = "true" if self.sample_from_anchor else "false"
+            tokens.fail(
+                "speculative_tokens",
+                f"{self.num_drafts}: what block_size {self.block_size} with sample_from_anchor {anchored} drafts",
+            )
+
+
+def _kind(fields: Fields) -> str:
+    architectures = fields.values.get("architectures")
+    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in ARCHITECTURES:
+        fields.fail("architectures", f"one of {', '.join(ARCHITECTURES)} in speculators format")
+    kind = ARCHITECTURES[architectures[0]]
+    fields.choice("speculators_model_type", (kind,))
+    return kind
+
+
+def _taps(fields: Fields) -> tuple[int, ...]:
+    taps = fields.integers("aux_hidden_state_layer_ids")
+    if list(taps) != sorted(set(taps)):
+        fields.fail("aux_hidden_state_layer_ids", "distinct ids in rising order")
+    return taps
+
+
+def _mask_token_id(fields: Fields, vocab_size: int) -> int:
+    token = fields.integer("mask_token_id", least=0)
+    if token >= vocab_size:
+        fields.fail("mask_token_id", f"an id below vocab_size ({vocab_size})")
+    return token
+
+
+def _rope_theta(block: Fields) -> float:
+    rope = block.section("rope_parameters")
+    rope.choice("rope_type", ("default",))
+    return rope.number("rope_theta")
+
+
+def _speculative_tokens(fields: Fields) -> Fields:
+    """The proposal method that the config names as its default."""
+    section = fields.section("speculators_config")
+    default = section.values.get("default_proposal_method")
+    for method in section.values.get("proposal_methods") or []:
+        if isinstance(method, dict) and method.get("proposal_type") == default:
+            return Fields(method, f"{section.source}: proposal_methods[{default}]")
+    section.fail("default_proposal_method", "the proposal_type of one of proposal_methods")
+
+
+def _markov(fields: Fields) -> MarkovHead | None:
+    rank = fields.integer("markov_rank", least=0)
+    if rank == 0:
+        return None
+    fields.choice("markov_head_type", ("vanilla",))
+    return MarkovHead(rank=rank)
+
+
+def _confidence(fields: Fields) -> ConfidenceHead | None:
+    if not fields.boolean("enable_confidence_head"):
+        return None
+    with_markov = fields.boolean("confidence_head_with_markov")
+    if with_markov and fields.integer("markov_rank", least=0) == 0:
+        fields.fail("confidence_head_with_markov", "false, because markov_rank is 0")
+    return ConfidenceHead(with_markov=with_markov)
+
+
+def _convolution(fields: Fields, block: Fields) -> Convolution:
+    taps, group = fields.integer("conv_kernel_size"), fields.integer("conv_group_size")
+    if block.integer("hidden_size") % group:
+        fields.fail("conv_group_size", f"a divisor of hidden_size ({block.values['hidden_size']})")
+    return Convolution(taps=taps, group=group)
+
+
+def _selector(fields: Fields) -> Selector:
+    top_k = fields.integer("selector_top_k")
+    if top_k > fields.integer("draft_vocab_size"):
+        fields.fail("selector_top_k", f"at most draft_vocab_size ({fields.values['draft_vocab_size']})")
+    return Selector(rank=fields.integer("selector_rank"), top_k=top_k)

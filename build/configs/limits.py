@@ -1,0 +1,72 @@
+"""How large a step an engine may be asked to run, and the run-time ranges that follow."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from glmspec.build.errors import ConfigError
+
+TOPK_LIMIT = 3840  # TensorRT's TopK refuses a larger K
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLimits:
+    """Limits of one engine directory; every model in it shares them."""
+
+    max_model_len: int  # tokens of one sequence, prompt and output together
+    max_num_seqs: int  # sequences running at once
+    max_num_batched_tokens: int  # rows of one step
+    page_size: int  # context rows in a cache page
+    segment_rows: int  # most rows of one sequence that share a gather of index keys
+    block_rows: int  # rows a verify block may have: the anchor and the drafts
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ConfigError(f"engine limits: {name}: found {value}, expected at least 1.")
+        rows = self.max_num_seqs * self.block_rows
+        if self.max_num_batched_tokens < rows:
+            raise ConfigError(
+                f"engine limits: max_num_batched_tokens: found {self.max_num_batched_tokens}, expected at least {rows}: "
+                f"max_num_seqs ({self.max_num_seqs}) blocks of {self.block_rows} rows must fit one step."
+            )
+
+    @property
+    def pages_per_sequence(self) -> int:
+        """Pages of a sequence of the greatest length."""
+        return -(-self.max_model_len // self.page_size)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages for every sequence at full length, and the null page."""
+        return self.max_num_seqs * self.pages_per_sequence + 1
+
+    @property
+    def table_positions(self) -> int:
+        """Rows of a rotary table: a block drafted at the last position reaches beyond the limit."""
+        return self.max_model_len + self.block_rows
+
+    def index_topk(self, configured: int) -> int:
+        """K of the DSA top-k: never more than the rows a page table can name."""
+        k = min(configured, self.pages_per_sequence * self.page_size)
+        if k > TOPK_LIMIT:
+            raise ConfigError(f"index_topk: found {k}, expected at most {TOPK_LIMIT}, the most TensorRT's TopK takes.")
+        return k
+
+    def ranges(self, k: int) -> dict[str, tuple[int, int, int]]:
+        """Least, typical and greatest value of every contract symbol. k: the DSA top-k (0: no indexer)."""
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        segments = seqs + -(-tokens // self.segment_rows)
+        least_pages = max(1, -(-k // self.page_size))
+        typical_rows = min(self.block_rows, self.segment_rows)
+        return {
+            "N": (1, self.block_rows, tokens),
+            "R": (1, self.block_rows, seqs * self.block_rows),
+            "G": (1, 1, segments),
+            "S": (1, typical_rows, self.segment_rows),
+            "M": (least_pages, max(least_pages, self.pages_per_sequence // 2), self.pages_per_sequence),
+            "X": (2, self.num_pages, self.num_pages),
+            "X+1": (3, self.num_pages + 1, self.num_pages + 1),
+            "C": (1, self.block_rows, tokens),
+            "B": (1, 1, seqs),
+        }

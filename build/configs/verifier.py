@@ -1,0 +1,189 @@
+"""The verifier's config: every Hugging Face spelling is read here and nowhere else.
+
+`VerifierConfig` is what the model file, the converter and the engine see. Field
+names follow the published `GlmMoeDsaConfig`; see each field for its unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glmspec.build.configs.fields import Fields
+from glmspec.build.errors import ConfigError
+
+ARCHITECTURE = "GlmMoeDsaForCausalLM"
+LATENT_NORM_EPS = 1e-6  # q_a, kv_a and the indexer's k_norm: the published class does not use rms_norm_eps there
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierConfig:
+    """A GLM-5.3-architecture verifier. Sizes are element counts unless said otherwise."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int  # dense MLP
+    moe_intermediate_size: int  # one routed expert
+    num_hidden_layers: int  # without the MTP module
+    num_attention_heads: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    mlp_layer_types: tuple[str, ...]  # "dense" or "sparse", one a layer
+    index_topk: int  # context rows each token attends to
+    index_n_heads: int
+    index_head_dim: int
+    indexer_types: tuple[str, ...]  # "full" or "shared", one a layer
+    rope_theta: float
+    rope_interleave: bool
+    indexer_rope_interleave: bool
+    rms_norm_eps: float
+    max_position_embeddings: int
+    num_nextn_predict_layers: int  # MTP modules in the checkpoint
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def latent_dim(self) -> int:
+        """Columns of a latent cache row: the rotary key and the compressed K/V."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Columns of one head's query and key before absorption."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """Attention scale, on the un-absorbed head size."""
+        return self.qk_head_dim**-0.5
+
+    @classmethod
+    def from_hf(cls, values: dict, source: str) -> VerifierConfig:
+        """Read a Hugging Face config.json. Raises `ConfigError` naming the field."""
+        fields = Fields(values, source)
+        _require_architecture(fields)
+        layers = fields.integer("num_hidden_layers")
+        config = cls(
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=fields.integer("hidden_size"),
+            intermediate_size=fields.integer("intermediate_size"),
+            moe_intermediate_size=fields.integer("moe_intermediate_size"),
+            num_hidden_layers=layers,
+            num_attention_heads=fields.integer("num_attention_heads"),
+            q_lora_rank=fields.integer("q_lora_rank"),
+            kv_lora_rank=fields.integer("kv_lora_rank"),
+            qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
+            qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
+            v_head_dim=fields.integer("v_head_dim"),
+            n_routed_experts=fields.integer("n_routed_experts"),
+            n_shared_experts=fields.integer("n_shared_experts"),
+            num_experts_per_tok=fields.integer("num_experts_per_tok"),
+            norm_topk_prob=fields.boolean("norm_topk_prob"),
+            routed_scaling_factor=fields.number("routed_scaling_factor"),
+            mlp_layer_types=_mlp_layer_types(fields, layers),
+            index_topk=fields.integer("index_topk"),
+            index_n_heads=fields.integer("index_n_heads"),
+            index_head_dim=fields.integer("index_head_dim"),
+            indexer_types=_indexer_types(fields, layers),
+            rope_theta=_rope_theta(fields),
+            # Configs saved by the published class drop these two; the class always interleaves.
+            rope_interleave=fields.boolean("rope_interleave", True),
+            indexer_rope_interleave=fields.boolean("indexer_rope_interleave", True),
+            rms_norm_eps=fields.number("rms_norm_eps"),
+            max_position_embeddings=fields.integer("max_position_embeddings"),
+            num_nextn_predict_layers=fields.integer("num_nextn_predict_layers", 0, least=0),
+            eos_token_ids=_eos_token_ids(fields),
+        )
+        _refuse_what_the_network_lacks(fields)
+        config._check(fields)
+        return config
+
+    def _check(self, fields: Fields) -> None:
+        if self.qk_rope_head_dim % 2:
+            fields.fail("qk_rope_head_dim", "an even number (rotary pairs)")
+        if self.index_head_dim < self.qk_rope_head_dim:
+            fields.fail("index_head_dim", f"at least qk_rope_head_dim ({self.qk_rope_head_dim})")
+        if self.num_experts_per_tok > self.n_routed_experts:
+            fields.fail("num_experts_per_tok", f"at most n_routed_experts ({self.n_routed_experts})")
+        if self.indexer_types[0] != "full":
+            fields.fail("indexer_types", 'a first entry of "full": a shared layer reuses an earlier layer\'s top-k')
+        for token in self.eos_token_ids:
+            if token >= self.vocab_size:
+                fields.fail("eos_token_id", f"ids below vocab_size ({self.vocab_size})")
+
+
+def _require_architecture(fields: Fields) -> None:
+    """Refuse other architectures by name, `glm5_next` (GLM-5.3-Flash) among them."""
+    architectures = fields.values.get("architectures")
+    if architectures != [ARCHITECTURE]:
+        fields.fail("architectures", f"[{ARCHITECTURE!r}] (glmspec serves no other verifier)")
+    if fields.values.get("model_type") != "glm_moe_dsa":
+        fields.fail("model_type", "'glm_moe_dsa'")
+
+
+def _mlp_layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
+    dense = fields.integer("first_k_dense_replace", None, least=0)
+    from_count = None if dense is None else ("dense",) * min(dense, layers) + ("sparse",) * max(layers - dense, 0)
+    if not fields.has("mlp_layer_types"):
+        if from_count is None:
+            fields.fail("mlp_layer_types", "this list or first_k_dense_replace")
+        return from_count
+    listed = fields.choices("mlp_layer_types", ("dense", "sparse"), layers)
+    if from_count is not None and listed != from_count:
+        fields.fail("mlp_layer_types", f"agreement with first_k_dense_replace ({dense})")
+    return listed
+
+
+def _indexer_types(fields: Fields, layers: int) -> tuple[str, ...]:
+    """`indexer_types` itself, or its two shorthands; every layer is full when none is given."""
+    shorthand = None
+    if fields.has("index_topk_pattern"):
+        pattern = fields.values["index_topk_pattern"]
+        if not isinstance(pattern, str) or len(pattern) != layers or set(pattern) - {"F", "S"}:
+            fields.fail("index_topk_pattern", f"{layers} letters, each F or S")
+        shorthand = tuple({"F": "full", "S": "shared"}[letter] for letter in pattern)
+    elif fields.has("index_topk_freq"):
+        every, offset = fields.integer("index_topk_freq"), fields.integer("index_skip_topk_offset")
+        shorthand = tuple("full" if max(i - offset + 1, 0) % every == 0 else "shared" for i in range(layers))
+    if not fields.has("indexer_types"):
+        return shorthand or ("full",) * layers
+    listed = fields.choices("indexer_types", ("full", "shared"), layers)
+    if shorthand is not None and listed != shorthand:
+        fields.fail("indexer_types", "agreement with index_topk_freq, index_skip_topk_offset or index_topk_pattern")
+    return listed
+
+
+def _rope_theta(fields: Fields) -> float:
+    rope = fields.section("rope_parameters")
+    rope.choice("rope_type", ("default",))
+    theta = rope.number("rope_theta")
+    if fields.has("rope_theta") and fields.number("rope_theta") != theta:
+        fields.fail("rope_theta", f"agreement with rope_parameters.rope_theta ({theta})")
+    return theta
+
+
+def _eos_token_ids(fields: Fields) -> tuple[int, ...]:
+    if isinstance(fields.values.get("eos_token_id"), int):
+        return (fields.integer("eos_token_id", least=0),)
+    return fields.integers("eos_token_id")
+
+
+def _refuse_what_the_network_lacks(fields: Fields) -> None:
+    """Values the published config class allows and the GLM-5.3 family never uses."""
+    fields.choice("attention_bias", (False,), False)
+    fields.choice("mlp_bias", (False,), False)
+    fields.choice("hidden_act", ("silu",))
+    fields.choice("n_group", (1,), 1)
+    fields.choice("topk_group", (1,), 1)
+    fields.choice("scoring_func", ("sigmoid",), "sigmoid")
+    fields.choice("topk_method", ("noaux_tc",), "noaux_tc")
+    fields.choice("tie_word_embeddings", (False,), False)
+    heads = fields.integer("num_attention_heads")
+    if fields.integer("num_key_value_heads", heads) != heads:
+        raise ConfigError(f"{fields.source}: num_key_value_heads: MLA expects it to equal num_attention_heads ({heads}).")

@@ -1,0 +1,38 @@
+"""The exceptions a user may see, and the exit code each one means.
+
+`glmspec-build` prints the message of a `GlmspecError` without a traceback. A
+message names the tensor, field or file, what was found, what was expected and
+what to do about it.
+"""
+
+
+class GlmspecError(Exception):
+    """A mistake in what the user gave us: exit code 1."""
+
+    exit_code = 1
+
+
+class ConfigError(GlmspecError):
+    """A config.json field is missing, has a wrong value or contradicts another."""
+
+
+class CheckpointError(GlmspecError):
+    """A checkpoint folder, shard or tensor is missing, surplus or of a wrong shape."""
+
+
+class NetworkError(GlmspecError):
+    """A network could not be authored or built; the message holds the layer's module path."""
+
+
+class EngineError(GlmspecError):
+    """An engine directory does not match this version, target or checkpoint."""
+
+
+class RequestError(GlmspecError):
+    """A generation request that cannot be served as asked."""
+
+
+class MissingCapability(GlmspecError):
+    """This machine lacks something the command needs (a GPU, TensorRT): exit code 3."""
+
+    exit_code = 3

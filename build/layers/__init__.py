@@ -1,0 +1,1 @@
+"""The parts that model files are made of."""

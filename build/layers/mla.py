@@ -1,0 +1,135 @@
+"""Multi-head latent attention with DSA: the attention half of a verifier layer.
+
+A latent row is [rotary key | compressed K/V]: TensorRT's rotary layer turns the leading columns and passes
+the rest, so the whole row goes through it and nothing is cut out and put back.
+
+Legend: N tokens, D hidden, A query rank, H heads, E rotary columns, C compressed K/V, L = E + C latent
+row, J index heads, I index head size, K rows attended to, X pages, P rows a page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glmspec.build.configs.verifier import LATENT_NORM_EPS, VerifierConfig
+from glmspec.build.layers.basic import LayerNorm, Linear, RMSNorm
+from glmspec.build.layers.paged import WritePlan, append
+from glmspec.build.layers.rotary import Rotary
+from glmspec.build.network import ops
+from glmspec.build.network.graph import Tensor
+from glmspec.build.network.module import Module, Weight
+from glmspec.plugins import index_topk, sparse_mla
+
+
+@dataclass(frozen=True)
+class Attended:
+    """The cache rows each token attends to: rows int32 [N, K] and visible bool [N, K]."""
+
+    rows_NK: Tensor
+    visible_NK: Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """What every layer of a verifier step reads. Shapes: see the verifier's contract."""
+
+    positions_N: Tensor
+    segment_rows_GS: Tensor
+    row_slot_N2: Tensor
+    page_table_GM: Tensor
+    rotary: Rotary
+    plan: WritePlan
+    index_topk: int
+
+
+class Indexer(Module):
+    """Scores the context cheaply and picks the K rows the layer (and its sharers) attend to."""
+
+    def __init__(self, config: VerifierConfig, cache: str) -> None:
+        heads, dim = config.index_n_heads, config.index_head_dim
+        self.wq_b = Linear(config.q_lora_rank, heads * dim)
+        self.wk = Linear(config.hidden_size, dim)
+        self.k_norm = LayerNorm(dim, LATENT_NORM_EPS)
+        self.weights_proj = Linear(config.hidden_size, heads, dtype="float32")
+        self.heads, self.dim = heads, dim
+        self.interleaved = config.indexer_rope_interleave
+        self.cache = cache
+
+    def forward(self, x_ND: Tensor, q_latent_NA: Tensor, step: Step) -> Attended:
+        """Appends this step's index keys, then picks rows."""
+        q_NJI = ops.reshape(self.wq_b(q_latent_NA), (0, self.heads, self.dim))
+        q_NJI = step.rotary.turn(q_NJI, interleaved=self.interleaved)
+        key_N1I = ops.reshape(self.k_norm(self.wk(x_ND)), (0, 1, self.dim))
+        key_N1I = step.rotary.turn(key_N1I, interleaved=self.interleaved)
+        keys_X1PI = append(self.cache, key_N1I, step.plan)
+        weight_NJ = self.weights_proj(x_ND) * (self.heads**-0.5 * self.dim**-0.5)
+        rows_NK, visible_NK = index_topk.native(
+            q_NJI,
+            weight_NJ,
+            keys_X1PI,
+            step.page_table_GM,
+            step.segment_rows_GS,
+            step.row_slot_N2,
+            step.positions_N,
+            k=step.index_topk,
+        )
+        return Attended(rows_NK, visible_NK)
+
+
+class LatentAttention(Module):
+    """Absorbed MLA: queries move into the latent space, so only latents are cached and read."""
+
+    def __init__(self, config: VerifierConfig, indexer: bool, latent_cache: str, index_cache: str) -> None:
+        heads, rank = config.num_attention_heads, config.q_lora_rank
+        self.q_a_proj = Linear(config.hidden_size, rank)
+        self.q_a_layernorm = RMSNorm(rank, LATENT_NORM_EPS)
+        self.q_b_proj = Linear(rank, heads * config.qk_head_dim)
+        self.kv_a_proj_with_mqa = Linear(config.hidden_size, config.latent_dim)
+        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, LATENT_NORM_EPS)
+        # kv_b_proj, split per head by the converter: keys are absorbed into the query, values into the output.
+        self.w_uk = Weight(heads, config.qk_nope_head_dim, config.kv_lora_rank)
+        self.w_uv = Weight(heads, config.kv_lora_rank, config.v_head_dim)
+        self.o_proj = Linear(heads * config.v_head_dim, config.hidden_size)
+        self.indexer = Indexer(config, index_cache) if indexer else None
+        self.config = config
+        self.cache = latent_cache
+
+    def forward(self, x_ND: Tensor, step: Step, shared: Attended | None) -> tuple[Tensor, Attended]:
+        """x [N, D] -> ([N, D], the rows attended to). shared: the rows a layer without indexer reuses."""
+        config = self.config
+        q_latent_NA = self.q_a_layernorm(self.q_a_proj(x_ND))
+        attended = self.indexer(x_ND, q_latent_NA, step) if self.indexer else shared
+        latents_X1PL = append(self.cache, self._latent(x_ND, step), step.plan)
+        out_NHC = sparse_mla.native(
+            self._query(q_latent_NA, step),
+            latents_X1PL,
+            attended.rows_NK,
+            attended.visible_NK,
+            scale=config.softmax_scale,
+            value_start=config.qk_rope_head_dim,
+        )
+        value_HNV = ops.matmul(ops.transpose(out_NHC, (1, 0, 2)), self.w_uv.tensor)
+        value_NF = ops.reshape(
+            ops.transpose(value_HNV, (1, 0, 2)), (-1, config.num_attention_heads * config.v_head_dim)
+        )
+        return self.o_proj(value_NF), attended
+
+    def _query(self, q_latent_NA: Tensor, step: Step) -> Tensor:
+        """[N, H, L]: the rotary part, beside the nope part moved into the latent space."""
+        config = self.config
+        nope, rotary = config.qk_nope_head_dim, config.qk_rope_head_dim
+        q_NHF = ops.reshape(self.q_b_proj(q_latent_NA), (0, config.num_attention_heads, nope + rotary))
+        nope_HNF = ops.transpose(ops.narrow(q_NHF, 2, 0, nope), (1, 0, 2))
+        absorbed_NHC = ops.transpose(ops.matmul(nope_HNF, self.w_uk.tensor), (1, 0, 2))
+        q_NHL = ops.concat([ops.narrow(q_NHF, 2, nope, rotary), absorbed_NHC], 2)
+        return step.rotary.turn(q_NHL, interleaved=config.rope_interleave)
+
+    def _latent(self, x_ND: Tensor, step: Step) -> Tensor:
+        """[N, 1, L]: the row to cache."""
+        config = self.config
+        compressed, rotary = config.kv_lora_rank, config.qk_rope_head_dim
+        row_NF = self.kv_a_proj_with_mqa(x_ND)
+        kv_NC = self.kv_a_layernorm(ops.narrow(row_NF, 1, 0, compressed))
+        row_NL = ops.concat([ops.narrow(row_NF, 1, compressed, rotary), kv_NC], 1)
+        row_N1L = ops.reshape(row_NL, (0, 1, rotary + compressed))
+        return step.rotary.turn(row_N1L, interleaved=config.rope_interleave)

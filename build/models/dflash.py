@@ -1,0 +1,194 @@
+"""The DFlash block that every drafter is built on: tapped features in, a block of drafts out.
+
+One run appends context rows (the features of tokens the verifier has kept) to the drafter's own K/V
+caches, then drafts a block for every sequence: [anchor, mask, mask, ...] through a few Qwen3-style
+layers. Context keys and values skip the layers: every layer projects the same normed features.
+
+Legend: C context rows, B blocks, R rows of a block, T = B * R, J drafts, D hidden, H heads,
+K key/value heads, E head size, V draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glmspec.build.configs.drafter import WINDOW_RELATIVE, DrafterConfig
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.layers.basic import MLP, Embedding, Linear, RMSNorm
+from glmspec.build.layers.paged import WritePlan, append, cache_spec
+from glmspec.build.layers.rotary import Rotary, rope_table_spec
+from glmspec.build.models.verifier import tap_name
+from glmspec.build.network import ops
+from glmspec.build.network.contract import TensorSpec
+from glmspec.build.network.graph import Network, Tensor
+from glmspec.build.network.module import Module
+from glmspec.plugins import argmax, block_attention
+
+# Weights a drafter checkpoint may leave out, and the verifier's tensors that then stand in for them.
+SHARED_WEIGHTS = {"embed_tokens.weight": "model.embed_tokens.weight", "lm_head.weight": "lm_head.weight"}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every layer of a drafting step reads. Shapes: see the drafter's contract."""
+
+    features_CD: Tensor
+    context_rotary: Rotary
+    block_rotary: Rotary
+    anchor_positions_B: Tensor
+    page_table_BM: Tensor
+    plan: WritePlan
+
+
+class BlockAttention(Module):
+    """Grouped-query attention of the block over its context and itself."""
+
+    def __init__(self, config: DrafterConfig, index: int) -> None:
+        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.q_proj = Linear(config.hidden_size, heads * dim)
+        self.k_proj = Linear(config.hidden_size, kv_heads * dim)
+        self.v_proj = Linear(config.hidden_size, kv_heads * dim)
+        self.o_proj = Linear(heads * dim, config.hidden_size)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps)
+        self.config, self.index = config, index
+        self.sliding = config.layer_types[index] == "sliding_attention"
+
+    def forward(self, x_TD: Tensor, context: Context) -> Tensor:
+        """[T, D] -> [T, D]. Appends this layer's context rows first."""
+        config, rows = self.config, self.config.block_size
+        keys_CKE = self._keys(context.features_CD, context.context_rotary)
+        keys = append(key_cache(self.index), keys_CKE, context.plan)
+        values = append(value_cache(self.index), self._heads(self.v_proj(context.features_CD)), context.plan)
+        q_THE = context.block_rotary.turn(self.q_norm(self._heads(self.q_proj(x_TD))), interleaved=False)
+        k_TKE = self._keys(x_TD, context.block_rotary)
+        v_TKE = self._heads(self.v_proj(x_TD))
+        out_BRHE = block_attention.native(
+            *(ops.reshape(part, (-1, rows, *part.shape[1:])) for part in (q_THE, k_TKE, v_TKE)),
+            keys,
+            values,
+            context.page_table_BM,
+            context.anchor_positions_B,
+            scale=config.head_dim**-0.5,
+            causal=self.sliding and not config.sliding_window_non_causal,
+            window=config.sliding_window if self.sliding else 0,
+            relative=config.window == WINDOW_RELATIVE,
+        )
+        return self.o_proj(ops.reshape(out_BRHE, (-1, config.num_attention_heads * config.head_dim)))
+
+    def _keys(self, x_TD: Tensor, rotary: Rotary) -> Tensor:
+        # Half-split rotary pairs, unlike the verifier's interleaved ones.
+        return rotary.turn(self.k_norm(self._heads(self.k_proj(x_TD))), interleaved=False)
+
+    def _heads(self, x_TF: Tensor) -> Tensor:
+        return ops.reshape(x_TF, (0, -1, self.config.head_dim))
+
+
+class BlockLayer(Module):
+    """Attention and MLP, each normed before and added to the residual stream."""
+
+    def __init__(self, config: DrafterConfig, index: int) -> None:
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = BlockAttention(config, index)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size)
+
+    def forward(self, x_TD: Tensor, context: Context) -> Tensor:
+        """[T, D] -> [T, D]."""
+        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), context)
+        return x_TD + self.mlp(self.post_attention_layernorm(x_TD))
+
+
+class DFlash(Module):
+    """A drafter as a network: owns the engine's inputs and outputs. Kinds override `layer` and `propose`."""
+
+    layer: type[BlockLayer] = BlockLayer
+
+    def __init__(self, config: DrafterConfig) -> None:
+        self.config = config
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.fc = Linear(len(config.taps) * config.hidden_size, config.hidden_size)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = [self.layer(config, index) for index in range(config.num_hidden_layers)]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = Linear(config.hidden_size, config.draft_vocab_size)
+
+    def input_specs(self, limits: EngineLimits, compute: str) -> list[TensorSpec]:
+        """Step inputs, rotary tables and caches; the weights come from `weight_specs`."""
+        config = self.config
+        caches = [name(index) for index in range(config.num_hidden_layers) for name in (key_cache, value_cache)]
+        return [
+            *(TensorSpec(tap_name(tap), compute, ("N", config.hidden_size)) for tap in config.taps),
+            TensorSpec("context_rows", "int32", ("C",)),  # rows of the taps to append
+            TensorSpec("context_positions", "int32", ("C",)),
+            *WritePlan.specs("C"),
+            TensorSpec("anchor_ids", "int32", ("B",)),
+            TensorSpec("anchor_positions", "int32", ("B",)),
+            TensorSpec("page_table", "int32", ("B", "M")),
+            rope_table_spec(limits.table_positions, config.head_dim, compute),
+            *(
+                cache_spec(cache, config.num_key_value_heads, limits.page_size, config.head_dim, compute)
+                for cache in caches
+            ),
+        ]
+
+    def author(self, limits: EngineLimits, compute: str) -> Network:
+        """The whole network. compute: "float32" or "bfloat16"."""
+        net = Network(self.config.kind, compute)
+        net.declare(self.input_specs(limits, compute) + self.weight_specs(compute))
+        for weight in self.weights():
+            weight.bind(net)
+        self(net.inputs["anchor_ids"])
+        return net.finish()
+
+    def forward(self, anchor_ids_B: Tensor) -> None:
+        """Marks `draft_ids`, `scores` and, where the kind has it, `confidence` as outputs."""
+        config, net = self.config, anchor_ids_B.net
+        ids_T, positions_T = self._block(anchor_ids_B, net.inputs["anchor_positions"])
+        context = self._context(net, positions_T)
+        x_TD = self.embed_tokens(ids_T)
+        for layer in self.layers:
+            x_TD = layer(x_TD, context)
+        hidden_BRD = ops.reshape(self.norm(x_TD), (-1, config.block_size, config.hidden_size))
+        hidden_BJD = ops.narrow(hidden_BRD, 1, config.first_draft_row, config.num_drafts)
+        logits_ZV = self.lm_head(ops.reshape(hidden_BJD, (-1, config.hidden_size)))
+        logits_BJV = ops.reshape(logits_ZV, (-1, config.num_drafts, config.draft_vocab_size))
+        for name, tensor in self.propose(hidden_BJD, logits_BJV, anchor_ids_B).items():
+            net.output(tensor, TensorSpec(name, tensor.dtype, ("B", config.num_drafts)))
+
+    def propose(self, hidden_BJD: Tensor, logits_BJV: Tensor, anchor_ids_B: Tensor) -> dict[str, Tensor]:
+        """Drafts from logits: here each row's best, on its own."""
+        vocab = self.config.draft_vocab_size
+        flat_ZV = ops.reshape(logits_BJV, (-1, vocab))
+        ids_BJ = ops.reshape(argmax.native(flat_ZV), (-1, self.config.num_drafts))
+        return {"draft_ids": ids_BJ, "scores": ops.reduce(logits_BJV, "MAX", 2, keep=False)}
+
+    def _block(self, anchor_ids_B: Tensor, anchor_positions_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids and positions of every row, int32 [T]: the anchor, then masks."""
+        net, rows = anchor_ids_B.net, self.config.block_size
+        row_1R = net.constant([list(range(rows))], "int32")
+        ids_BR = ops.select(row_1R > 0, self.config.mask_token_id, ops.reshape(anchor_ids_B, (0, 1)))
+        positions_BR = ops.reshape(anchor_positions_B, (0, 1)) + row_1R
+        return ops.reshape(ids_BR, (-1,)), ops.reshape(positions_BR, (-1,))
+
+    def _context(self, net: Network, block_positions_T: Tensor) -> Context:
+        rows_C = net.inputs["context_rows"]
+        taps = [ops.gather(net.inputs[tap_name(tap)], rows_C) for tap in self.config.taps]
+        return Context(
+            features_CD=self.hidden_norm(self.fc(ops.concat(taps, 1))),
+            context_rotary=Rotary.at(net.inputs["context_positions"]),
+            block_rotary=Rotary.at(block_positions_T),
+            anchor_positions_B=net.inputs["anchor_positions"],
+            page_table_BM=net.inputs["page_table"],
+            plan=WritePlan.of(net),
+        )
+
+
+def key_cache(layer: int) -> str:
+    """Name of a layer's key cache."""
+    return f"cache.layers.{layer}.key"
+
+
+def value_cache(layer: int) -> str:
+    """Name of a layer's value cache."""
+    return f"cache.layers.{layer}.value"

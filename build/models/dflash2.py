@@ -1,0 +1,100 @@
+"""DFlash2: the DFlash block with dynamic convolutions around its sublayers, and a candidate selector.
+
+Legend: T = B * R rows, B blocks, R rows of a block, S = 2 sides (before, after), O taps, D hidden,
+U groups, J drafts, A selector rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.layers.basic import Linear
+from glmspec.build.models.dflash import BlockLayer, Context, DFlash
+from glmspec.build.network import ops
+from glmspec.build.network.graph import Tensor
+from glmspec.build.network.module import Module, Weight
+from glmspec.plugins import grouped_conv, selector_walk
+
+BEFORE, AFTER = 0, 1
+
+
+class DynamicConvolution(Module):
+    """Causal convolution on both sides of a sublayer; both kernels come from the sublayer's input."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        taps, hidden = config.convolution.taps, config.hidden_size
+        self.base_kernel = Weight(2, taps, hidden)
+        self.kernel_projection = Linear(hidden, 2 * taps * (hidden // config.convolution.group))
+        self.rows, self.taps, self.hidden = config.block_size, taps, hidden
+        self.groups = hidden // config.convolution.group
+
+    def forward(self, x_TD: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """[T, D] -> [T, D]: convolution, sublayer, convolution."""
+        delta_BRSOU = ops.reshape(self.kernel_projection(x_TD), (-1, self.rows, 2, self.taps, self.groups))
+        return self._side(sublayer(self._side(x_TD, delta_BRSOU, BEFORE)), delta_BRSOU, AFTER)
+
+    def _side(self, x_TD: Tensor, delta_BRSOU: Tensor, side: int) -> Tensor:
+        x_BRD = ops.reshape(x_TD, (-1, self.rows, self.hidden))
+        delta_BROU = ops.reshape(ops.narrow(delta_BRSOU, 2, side, 1), (0, self.rows, self.taps, self.groups))
+        base_OD = ops.reshape(ops.narrow(self.base_kernel.tensor, 0, side, 1), (self.taps, self.hidden))
+        return ops.reshape(grouped_conv.native(x_BRD, base_OD, delta_BROU), (-1, self.hidden))
+
+
+class ConvolvedLayer(BlockLayer):
+    """A block layer whose sublayers sit between convolutions."""
+
+    def __init__(self, config: DrafterConfig, index: int) -> None:
+        super().__init__(config, index)
+        self.attention_conv = DynamicConvolution(config)
+        self.mlp_conv = DynamicConvolution(config)
+
+    def forward(self, x_TD: Tensor, context: Context) -> Tensor:
+        """[T, D] -> [T, D]."""
+        x_TD = x_TD + self.attention_conv(self.input_layernorm(x_TD), lambda h_TD: self.self_attn(h_TD, context))
+        return x_TD + self.mlp_conv(self.post_attention_layernorm(x_TD), self.mlp)
+
+
+class CandidateSelector(Module):
+    """Chooses each draft among its row's best logits, given the draft before it."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        rank = config.selector.rank
+        self.hidden_projection = Linear(config.hidden_size, rank)
+        self.predecessor_codebook = Weight(config.vocab_size, rank)
+        self.successor_codebook = Weight(config.draft_vocab_size, rank)
+        self.config = config
+
+    def forward(
+        self, hidden_BJD: Tensor, logits_BJV: Tensor, anchor_ids_B: Tensor, d2t: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Draft ids [B, J] and their scores [B, J]."""
+        config = self.config
+        projected_ZA = self.hidden_projection(ops.reshape(hidden_BJD, (-1, config.hidden_size)))
+        return selector_walk.native(
+            logits_BJV,
+            ops.reshape(projected_ZA, (-1, config.num_drafts, config.selector.rank)),
+            anchor_ids_B,
+            self.predecessor_codebook.tensor,
+            self.successor_codebook.tensor,
+            d2t,
+            k=config.selector.top_k,
+        )
+
+
+class DFlash2(DFlash):
+    """DFlash with convolved layers and a selector."""
+
+    layer = ConvolvedLayer
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.candidate_selector = CandidateSelector(config)
+        self.d2t = Weight(config.draft_vocab_size, dtype="int32") if config.reduced_vocabulary else None
+        self.named()
+
+    def propose(self, hidden_BJD: Tensor, logits_BJV: Tensor, anchor_ids_B: Tensor) -> dict[str, Tensor]:
+        """Drafts by the selector walk."""
+        d2t = self.d2t.tensor if self.d2t else None
+        ids_BJ, scores_BJ = self.candidate_selector(hidden_BJD, logits_BJV, anchor_ids_B, d2t)
+        return {"draft_ids": ids_BJ, "scores": scores_BJ}

@@ -1,0 +1,126 @@
+"""The GLM-5.3 verifier: embedding, decoder layers, final norm, language-model head.
+
+Legend: N tokens of the step, R rows whose logits are asked for, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.layers.basic import MLP, Embedding, Linear, RMSNorm
+from glmspec.build.layers.mla import Attended, LatentAttention, Step
+from glmspec.build.layers.moe import MixtureOfExperts
+from glmspec.build.layers.paged import WritePlan, cache_spec
+from glmspec.build.layers.rotary import Rotary, rope_table_spec
+from glmspec.build.network import ops
+from glmspec.build.network.contract import TensorSpec
+from glmspec.build.network.graph import Network, Tensor
+from glmspec.build.network.module import Module
+from glmspec.plugins import argmax
+
+
+class DecoderLayer(Module):
+    """Attention and MLP (dense or experts), each normed before and added to the residual stream."""
+
+    def __init__(self, config: VerifierConfig, index: int) -> None:
+        full = config.indexer_types[index] == "full"
+        sparse = config.mlp_layer_types[index] == "sparse"
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = LatentAttention(config, full, latent_cache(index), index_cache(index))
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MixtureOfExperts(config) if sparse else MLP(config.hidden_size, config.intermediate_size)
+
+    def forward(self, x_ND: Tensor, step: Step, shared: Attended | None) -> tuple[Tensor, Attended]:
+        """The residual stream after this layer, and the rows it attended to."""
+        attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
+        x_ND = x_ND + attention_ND
+        return x_ND + self.mlp(self.post_attention_layernorm(x_ND)), attended
+
+
+class DecoderStack(Module):
+    """`model.*` of the checkpoint."""
+
+    def __init__(self, config: VerifierConfig) -> None:
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(config, index) for index in range(config.num_hidden_layers)]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Verifier(Module):
+    """The verifier as a network: owns the engine's inputs and outputs.
+
+    taps: k asks for the residual stream after k layers (0 is the embedding), as `tap.k`.
+    """
+
+    def __init__(self, config: VerifierConfig, taps: tuple[int, ...] = ()) -> None:
+        self.config = config
+        self.taps = taps
+        self.model = DecoderStack(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.named()
+
+    def input_specs(self, limits: EngineLimits, compute: str) -> list[TensorSpec]:
+        """Step inputs, rotary tables and caches; the weights come from `weight_specs`."""
+        config = self.config
+        specs = [
+            TensorSpec("token_ids", "int32", ("N",)),
+            TensorSpec("positions", "int32", ("N",)),
+            TensorSpec("segment_rows", "int32", ("G", "S")),  # rows of the step, a segment a line
+            TensorSpec("row_slot", "int32", ("N", 2)),  # the inverse: (segment, place in it) of a row
+            TensorSpec("page_table", "int32", ("G", "M")),
+            *WritePlan.specs("N"),
+            TensorSpec("logit_rows", "int32", ("R",)),
+            rope_table_spec(limits.table_positions, config.qk_rope_head_dim, compute),
+        ]
+        for index in range(config.num_hidden_layers):
+            specs.append(cache_spec(latent_cache(index), 1, limits.page_size, config.latent_dim, compute))
+            if config.indexer_types[index] == "full":
+                specs.append(cache_spec(index_cache(index), 1, limits.page_size, config.index_head_dim, compute))
+        return specs
+
+    def author(self, limits: EngineLimits, compute: str) -> Network:
+        """The whole network. compute: "float32" or "bfloat16"."""
+        net = Network("verifier", compute)
+        net.declare(self.input_specs(limits, compute) + self.weight_specs(compute))
+        for weight in self.weights():
+            weight.bind(net)
+        step = Step(
+            positions_N=net.inputs["positions"],
+            segment_rows_GS=net.inputs["segment_rows"],
+            row_slot_N2=net.inputs["row_slot"],
+            page_table_GM=net.inputs["page_table"],
+            rotary=Rotary.at(net.inputs["positions"]),
+            plan=WritePlan.of(net),
+            index_topk=limits.index_topk(self.config.index_topk),
+        )
+        self(net.inputs["token_ids"], net.inputs["logit_rows"], step)
+        return net.finish()
+
+    def forward(self, token_ids_N: Tensor, logit_rows_R: Tensor, step: Step) -> None:
+        """Marks `logits`, `greedy_ids` and the taps as outputs."""
+        net, config = token_ids_N.net, self.config
+        x_ND, attended = self.model.embed_tokens(token_ids_N), None
+        stream = [x_ND]
+        for layer in self.model.layers:
+            x_ND, attended = layer(x_ND, step, attended)
+            stream.append(x_ND)
+        logits_RV = self.lm_head(self.model.norm(ops.gather(x_ND, logit_rows_R)))
+        net.output(logits_RV, TensorSpec("logits", net.compute, ("R", config.vocab_size)))
+        net.output(argmax.native(logits_RV), TensorSpec("greedy_ids", "int32", ("R",)))
+        for tap in self.taps:
+            net.output(stream[tap], TensorSpec(tap_name(tap), net.compute, ("N", config.hidden_size)))
+
+
+def latent_cache(layer: int) -> str:
+    """Name of a layer's cache of MLA latents."""
+    return f"cache.layers.{layer}.latent"
+
+
+def index_cache(layer: int) -> str:
+    """Name of a full-indexer layer's cache of index keys."""
+    return f"cache.layers.{layer}.index"
+
+
+def tap_name(tap: int) -> str:
+    """Name of the residual stream after `tap` layers, an output here and an input of the drafters."""
+    return f"tap.{tap}"

@@ -1,0 +1,1 @@
+"""The functional surface on which networks are written; TensorRT's layer mechanics stay behind it."""

@@ -1,0 +1,65 @@
+"""What goes into and comes out of an engine: names, dtypes, dimensions, roles.
+
+Dimensions are integers or symbols. A symbol is a run-time size with a range from the
+engine's limits; the same symbol always means the same number within one step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+Dims = tuple["int | str", ...]
+
+# Legend of the symbols used by every contract and by the shape suffixes of the model files.
+SYMBOLS = {
+    "N": "tokens of a step, packed: prefill chunks and verify blocks of any mix of sequences",
+    "R": "rows whose logits are asked for",
+    "G": "segments: runs of rows of one sequence",
+    "S": "most rows in one segment",
+    "M": "pages in the longest page table of the step",
+    "X": "pages of the caches; page 0 is the null page",
+    "X+1": "pages and one",
+    "C": "rows appended to the drafter's context",
+    "B": "blocks being drafted",
+}
+
+STEP, CACHE, TABLE, WEIGHT = "step", "cache", "table", "weight"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output. role: "step" (fed every step), "cache" (updated in place),
+    "table" (computed once from the config) or "weight" (from the checkpoint)."""
+
+    name: str
+    dtype: str
+    dims: Dims
+    role: str = STEP
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{', '.join(str(dim) for dim in self.dims)}]"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The whole interface of one network, in binding order."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def of_role(self, role: str) -> tuple[TensorSpec, ...]:
+        """The inputs of one role."""
+        return tuple(spec for spec in self.inputs if spec.role == role)
+
+    def to_json(self) -> dict:
+        """Plain lists and dicts for config.json."""
+        return {
+            "inputs": [asdict(spec) for spec in self.inputs],
+            "outputs": [asdict(spec) for spec in self.outputs],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict) -> Contract:
+        """The inverse of `to_json`."""
+        specs = {side: tuple(TensorSpec(**{**s, "dims": tuple(s["dims"])}) for s in value[side]) for side in value}
+        return cls(specs["inputs"], specs["outputs"])

@@ -1,0 +1,198 @@
+"""An INetworkDefinition read back as plain data: layers, attributes, regions, and a content hash.
+
+This is the only file that knows how each TensorRT layer is read. A layer type it does not know is an
+error that names the layer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from glmspec.build import trt as _trt
+from glmspec.build.errors import NetworkError
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the network. shape: -1 where known only at run time."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A layer. kind: TensorRT's LayerType name, such as "SHUFFLE"; inputs hold None where one is left out."""
+
+    name: str
+    kind: str
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value, ...]
+    attributes: dict[str, Any]
+    region: dict[str, Any] | None = None
+
+    @property
+    def output(self) -> Value:
+        """The only output of most layers."""
+        return self.outputs[0]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A whole network, layers in the order they were added (which is a legal order to run them in)."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+
+    def content_hash(self) -> str:
+        """SHA-256 over everything that decides what the network computes and how it is bound."""
+        digest = hashlib.sha256()
+        for value in (*self.inputs, *self.outputs):
+            digest.update(f"{value}\n".encode())
+        for node in self.nodes:
+            plain = {
+                key: hashlib.sha256(value.tobytes()).hexdigest() if isinstance(value, np.ndarray) else value
+                for key, value in node.attributes.items()
+            }
+            digest.update(f"{node.name} {node.kind} {node.inputs} {node.outputs} ".encode())
+            digest.update(json.dumps([plain, node.region], sort_keys=True).encode())
+        return digest.hexdigest()
+
+
+def read(definition: Any) -> Graph:
+    """Read a network. Raises `NetworkError` naming a layer whose type is not known here."""
+    inputs = tuple(_value(definition.get_input(index)) for index in range(definition.num_inputs))
+    outputs = tuple(_value(definition.get_output(index)) for index in range(definition.num_outputs))
+    nodes = tuple(_node(definition.get_layer(index)) for index in range(definition.num_layers))
+    return Graph(definition.name, inputs, outputs, nodes)
+
+
+def _node(layer: Any) -> Node:
+    trt = _trt.api()
+    kind = str(layer.type).rpartition(".")[2]
+    if kind not in _READERS:
+        raise NetworkError(f"{layer.name}: layer type {kind} is not one glmspec can read. Known: {', '.join(_READERS)}")
+    class_name, attributes = _READERS[kind]
+    layer.__class__ = getattr(trt, class_name)
+    inputs = [layer.get_input(index) for index in range(layer.num_inputs)]
+    return Node(
+        name=layer.name,
+        kind=kind,
+        inputs=tuple(None if tensor is None else _value(tensor) for tensor in inputs),
+        outputs=tuple(_value(layer.get_output(index)) for index in range(layer.num_outputs)),
+        attributes=attributes(layer),
+        region=_region(layer.metadata),
+    )
+
+
+def _value(tensor: Any) -> Value:
+    return Value(tensor.name, _trt.dtype_name(tensor.dtype), tuple(tensor.shape))
+
+
+def _region(metadata: str) -> dict[str, Any] | None:
+    """The region a layer belongs to, if its metadata is ours."""
+    if not metadata.startswith("{"):
+        return None
+    value = json.loads(metadata)
+    return value if "region" in value else None
+
+
+def _enum(value: Any) -> str:
+    return str(value).rpartition(".")[2]
+
+
+def _axes(mask: int) -> list[int]:
+    """The axes of a bitmask."""
+    return [axis for axis in range(mask.bit_length()) if mask >> axis & 1]
+
+
+def _dims(value: Any) -> list[int] | None:
+    return None if value is None else list(value)
+
+
+def _shuffle(layer: Any) -> dict[str, Any]:
+    rank = len(layer.get_input(0).shape)
+    second = _dims(layer.second_transpose)
+    if second != list(range(len(second))):
+        raise NetworkError(f"{layer.name}: a second transpose is not something glmspec authors")
+    first = _dims(layer.first_transpose)[:rank]
+    return {
+        "transpose": None if first == list(range(rank)) else first,
+        "reshape": _dims(layer.reshape_dims),
+        "zero_copies": layer.zero_is_placeholder,
+    }
+
+
+def _slice(layer: Any) -> dict[str, Any]:
+    return {
+        "axes": _dims(layer.axes),
+        "start": _dims(layer.start),
+        "size": _dims(layer.shape),
+        "stride": _dims(layer.stride),
+        "mode": _enum(layer.mode),
+    }
+
+
+def _constant(layer: Any) -> dict[str, Any]:
+    return {"value": np.array(layer.weights, copy=True).reshape(tuple(layer.shape))}
+
+
+def _normalization(layer: Any) -> dict[str, Any]:
+    return {"axes": _axes(layer.axes), "epsilon": layer.epsilon, "groups": layer.num_groups}
+
+
+def _nothing(_: Any) -> dict[str, Any]:
+    return {}
+
+
+# LayerType -> (class to read it through, attributes that matter).
+_READERS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "ACTIVATION": ("IActivationLayer", lambda layer: {"op": _enum(layer.__class__.type.fget(layer))}),
+    "CAST": ("ICastLayer", lambda layer: {"to": _trt.dtype_name(layer.to_type)}),
+    "CONCATENATION": ("IConcatenationLayer", lambda layer: {"axis": layer.axis}),
+    "CONSTANT": ("IConstantLayer", _constant),
+    "CUMULATIVE": (
+        "ICumulativeLayer",
+        lambda layer: {"op": _enum(layer.op), "exclusive": layer.exclusive, "reverse": layer.reverse},
+    ),
+    "ELEMENTWISE": ("IElementWiseLayer", lambda layer: {"op": _enum(layer.op)}),
+    "FILL": ("IFillLayer", lambda layer: {"op": _enum(layer.operation), "to": _trt.dtype_name(layer.to_type)}),
+    "GATHER": (
+        "IGatherLayer",
+        lambda layer: {"axis": layer.axis, "mode": _enum(layer.mode), "elementwise": layer.num_elementwise_dims},
+    ),
+    "IDENTITY": ("IIdentityLayer", _nothing),
+    "KV_CACHE_UPDATE": (
+        "IKVCacheUpdateLayer",
+        lambda layer: {"mode": _enum(layer.cache_mode), "form": _enum(layer.update_form)},
+    ),
+    "MATRIX_MULTIPLY": (
+        "IMatrixMultiplyLayer",
+        lambda layer: {"transpose": [_enum(side) == "TRANSPOSE" for side in (layer.op0, layer.op1)]},
+    ),
+    "NORMALIZATION": ("INormalizationLayer", _normalization),
+    "REDUCE": (
+        "IReduceLayer",
+        lambda layer: {"op": _enum(layer.op), "axes": _axes(layer.axes), "keep": layer.keep_dims},
+    ),
+    "ROTARY_EMBEDDING": (
+        "IRotaryEmbeddingLayer",
+        lambda layer: {"interleaved": layer.interleaved, "columns": layer.rotary_embedding_dim},
+    ),
+    "SELECT": ("ISelectLayer", _nothing),
+    "SHAPE": ("IShapeLayer", _nothing),
+    "SHUFFLE": ("IShuffleLayer", _shuffle),
+    "SLICE": ("ISliceLayer", _slice),
+    "SOFTMAX": ("ISoftMaxLayer", lambda layer: {"axes": _axes(layer.axes)}),
+    "TOPK": ("ITopKLayer", lambda layer: {"op": _enum(layer.op), "k": layer.k, "axes": _axes(layer.axes)}),
+    "UNARY": ("IUnaryLayer", lambda layer: {"op": _enum(layer.op)}),
+}

@@ -1,0 +1,1 @@
+"""Checkpoints in, checkpoints out: Hugging Face folders to glmspec's TensorRT-LLM-style layout."""

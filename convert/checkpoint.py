@@ -1,0 +1,176 @@
+"""A converted checkpoint: `config.json` and `rank{r}.safetensors`, TensorRT-LLM's layout.
+
+Written by `convert`, read by everything after it. `open_checkpoint` takes either kind of folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from glmspec.build.configs.drafter import ARCHITECTURES as DRAFTERS
+from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.fields import read_json
+from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
+from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.errors import CheckpointError, ConfigError
+from glmspec.build.models.dflash import SHARED_WEIGHTS
+from glmspec.build.models.registry import model_of
+from glmspec.convert.files import new_folder, producer, sha256, write_json
+from glmspec.convert.names import Plan, plan_drafter, plan_verifier
+from glmspec.convert.safetensors_stream import write_stream
+from glmspec.convert.source import Source
+
+RANK_FILE = "rank0.safetensors"
+# Copied beside the weights when the source has them: what text in and text out needs.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+Config = VerifierConfig | DrafterConfig
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A converted checkpoint on disk. sources: weight name -> verifier weight, for those it shares."""
+
+    folder: Path
+    config: Config
+    record: dict[str, Any]
+
+    @property
+    def is_verifier(self) -> bool:
+        """True for a verifier, False for a drafter."""
+        return isinstance(self.config, VerifierConfig)
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """The drafter's weight -> the verifier's weight that stands in for it."""
+        return self.record["shared_from_verifier"]
+
+    @property
+    def weights_sha256(self) -> str:
+        """Digest of the weights, as recorded when they were written."""
+        return self.record["weights"]["sha256"]
+
+    def load(self) -> dict[str, torch.Tensor]:
+        """Every tensor, memory-mapped where it can be."""
+        return load_file(self.folder / self.record["weights"]["file"])
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A source that was read, checked and planned, and is not written yet."""
+
+    source: Source
+    config: Config
+    plan: Plan
+
+    def write(self, out: Path, advance: Callable[[str], None] = lambda name: None) -> Checkpoint:
+        """Write the converted checkpoint. advance is called with each tensor's name as it is written."""
+        with new_folder(out) as folder:
+            items = self.plan.items
+
+            def tensors():
+                for item in items:
+                    yield item.make()
+                    advance(item.name)
+
+            specs = [(item.name, item.dtype, item.shape) for item in items]
+            write_stream(folder / RANK_FILE, specs, tensors(), {"producer": "glmspec"})
+            for name in TOKENIZER_FILES:
+                if (self.source.folder / name).exists():
+                    shutil.copyfile(self.source.folder / name, folder / name)
+            write_json(folder / "config.json", self._record(folder))
+        return read_checkpoint(out)
+
+    def _record(self, folder: Path) -> dict[str, Any]:
+        hf = self.source.config
+        present = {item.name for item in self.plan.items}
+        drafter = isinstance(self.config, DrafterConfig)
+        floats = sorted({item.dtype for item in self.plan.items if item.dtype != "int32"})
+        return {
+            "producer": producer(),
+            "architecture": hf["architectures"][0],
+            "dtype": floats[0],
+            "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+            "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+            "weights": {"file": RANK_FILE, "sha256": sha256(folder / RANK_FILE), "tensors": len(present)},
+            "shared_from_verifier": {k: v for k, v in SHARED_WEIGHTS.items() if drafter and k not in present},
+            "eos_token_ids": None if drafter else list(_end_tokens(self.source, self.config)),
+            "left_out": self.plan.left_out,
+            "notes": self.source.notes,
+            "source": {
+                "folder": self.source.folder.resolve().name,
+                "files": {path.name: sha256(path) for path in self.source.files},
+            },
+            "hf_config": hf,
+        }
+
+
+def plan_conversion(folder: Path) -> Conversion:
+    """Read and check a Hugging Face folder; writes nothing. Raises naming the field or tensor at fault."""
+    source = Source(folder)
+    config = parse_config(source.config, f"{folder}/config.json")
+    specs = model_of(config).weight_specs("bfloat16")
+    planner = plan_verifier if isinstance(config, VerifierConfig) else plan_drafter
+    return Conversion(source, config, planner(source, config, specs))
+
+
+def parse_config(hf: dict[str, Any], source: str) -> Config:
+    """The frozen config of a Hugging Face config.json, its kind decided by `architectures`."""
+    names = hf.get("architectures")
+    if names == [VERIFIER]:
+        return VerifierConfig.from_hf(hf, source)
+    if isinstance(names, list) and len(names) == 1 and names[0] in DRAFTERS:
+        return DrafterConfig.from_speculators(hf, source)
+    found = hf.get("model_type") or hf.get("speculators_model_type")
+    raise ConfigError(
+        f"{source}: architectures: found {names!r} (model_type {found!r}), expected {VERIFIER}"
+        f" or a speculators drafter ({', '.join(DRAFTERS)})."
+    )
+
+
+def is_converted(folder: Path) -> bool:
+    """True for a folder that `convert` wrote."""
+    return "hf_config" in read_json(folder / "config.json")
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Open a converted checkpoint. Raises when the weights file is gone."""
+    record = read_json(folder / "config.json")
+    if "hf_config" not in record:
+        raise CheckpointError(f"{folder}: not a converted checkpoint. Run: glmspec-build convert {folder} -o OUT")
+    config = parse_config(record["hf_config"], f"{folder}/config.json: hf_config")
+    if not (folder / record["weights"]["file"]).exists():
+        raise CheckpointError(f"{folder}: {record['weights']['file']}: missing. Convert the checkpoint again.")
+    return Checkpoint(folder, config, record)
+
+
+def _end_tokens(source: Source, config: VerifierConfig) -> tuple[int, ...]:
+    """Every id that ends a text: the union over config.json, generation_config.json and the tokenizer."""
+    path = source.folder / "generation_config.json"
+    extra = read_json(path).get("eos_token_id") if path.exists() else None
+    extra = [] if extra is None else [extra] if isinstance(extra, int) else list(extra)
+    return tuple(dict.fromkeys([*config.eos_token_ids, *extra, *_tokenizer_end(source.folder)]))
+
+
+def _tokenizer_end(folder: Path) -> list[int]:
+    """The id of the tokenizer's own end token, when it names one."""
+    settings, vocabulary = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    if not (settings.exists() and vocabulary.exists()):
+        return []
+    token = read_json(settings).get("eos_token")
+    content = token.get("content") if isinstance(token, dict) else token
+    added = read_json(vocabulary).get("added_tokens", [])
+    return [entry["id"] for entry in added if entry.get("content") == content]

@@ -1,0 +1,28 @@
+"""Argmax over the last axis where the lowest index wins a tie.
+
+TensorRT's top-k leaves ties undefined; greedy decoding must not (verifier, drafter and every
+tensor-parallel rank have to agree).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from glmspec.build.network import ops
+from glmspec.build.network.graph import Tensor
+
+
+def reference(x_NV: torch.Tensor) -> torch.Tensor:
+    """x [N, V] -> int32 [N]. torch.argmax returns the first of equal maxima."""
+    return x_NV.argmax(-1).to(torch.int32)
+
+
+def native(x_NV: Tensor) -> Tensor:
+    """x [N, V] -> int32 [N]."""
+    net, size = x_NV.net, x_NV.shape[-1]
+    with net.region("argmax", [x_NV], {}) as outputs:
+        best_N1 = ops.reduce(x_NV, "MAX", 1)
+        column_1V = net.constant([list(range(size))], "int32")
+        index_NV = ops.select(x_NV.equals(best_N1), column_1V, size)
+        outputs.append(ops.reduce(index_NV, "MIN", 1, keep=False))
+    return outputs[0]

@@ -1,0 +1,135 @@
+"""Attention of a drafter's block over its paged context and over itself.
+
+Row r of the block at anchor position p stands at p + r. It sees context positions below p, in a
+sliding layer only the window's, and the block's rows: all of them, or with `causal` those up to
+itself. Two window conventions exist: `anchored`, every row sees [p - W, p) and the whole block (how
+the checkpoints are trained); `relative`, each row sees |q - k| < W.
+
+Legend: B blocks, R rows of a block, H heads, J key/value heads, D head size, X pages, P rows a page,
+M pages of a table, L = M * P context rows, Q = (H / J) * R queries of one key/value head.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from glmspec.build.network import ops
+from glmspec.build.network.graph import Tensor
+
+
+def reference(
+    q_BRHD: torch.Tensor,
+    k_BRJD: torch.Tensor,
+    v_BRJD: torch.Tensor,
+    k_cache_XJPD: torch.Tensor,
+    v_cache_XJPD: torch.Tensor,
+    page_table_BM: torch.Tensor,
+    anchor_B: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    window: int,
+    relative: bool,
+) -> torch.Tensor:
+    """[B, R, H, D] in q's dtype; softmax in float32. window 0 is full attention."""
+    blocks, rows, heads, dim = q_BRHD.shape
+    kv_heads, page_size = k_cache_XJPD.shape[1:3]
+    anchor_B11 = anchor_B.long().view(-1, 1, 1)
+    pages = max(1, -(-int(anchor_B.max()) // page_size))
+    table = page_table_BM[:, :pages].long()
+
+    def with_context(cache_XJPD: torch.Tensor, own_BRJD: torch.Tensor) -> torch.Tensor:
+        context_BJLD = cache_XJPD[table].transpose(1, 2).reshape(blocks, kv_heads, -1, dim)
+        return torch.cat([context_BJLD, own_BRJD.transpose(1, 2)], 2)
+
+    context = torch.arange(pages * page_size).view(1, 1, -1)
+    row = torch.arange(rows)
+    seen_BRL = (context < anchor_B11).expand(-1, rows, -1)
+    if window:
+        seen_BRL = seen_BRL & (context >= _first_seen(anchor_B11, row.view(1, -1, 1), window, relative))
+    seen_RR = torch.from_numpy(_seen_in_block(rows, causal, window, relative)).expand(blocks, -1, -1)
+    seen_B1RL = torch.cat([seen_BRL, seen_RR], 2).unsqueeze(1)
+    out_BHRD = torch.nn.functional.scaled_dot_product_attention(
+        q_BRHD.transpose(1, 2),
+        with_context(k_cache_XJPD, k_BRJD),
+        with_context(v_cache_XJPD, v_BRJD),
+        attn_mask=seen_B1RL,
+        scale=scale,
+        enable_gqa=heads != kv_heads,
+    )
+    return out_BHRD.transpose(1, 2)
+
+
+def _first_seen(anchor, row, window: int, relative: bool):
+    """The oldest context position a row sees; works on torch and network tensors alike."""
+    return anchor + row - (window - 1) if relative else anchor - window
+
+
+def _seen_in_block(rows: int, causal: bool, window: int, relative: bool) -> np.ndarray:
+    """bool [R, R]: which rows of the block each row sees."""
+    distance = np.arange(rows)[:, None] - np.arange(rows)[None, :]
+    seen = np.ones((rows, rows), dtype=bool)
+    if causal:
+        seen &= distance >= 0
+    if window and relative:
+        seen &= np.abs(distance) < window
+    return seen
+
+
+def native(
+    q_BRHD: Tensor,
+    k_BRJD: Tensor,
+    v_BRJD: Tensor,
+    k_cache_XJPD: Tensor,
+    v_cache_XJPD: Tensor,
+    page_table_BM: Tensor,
+    anchor_B: Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    window: int,
+    relative: bool,
+) -> Tensor:
+    """[B, R, H, D] in q's dtype; softmax in float32. window 0 is full attention."""
+    net = q_BRHD.net
+    rows, heads, dim = q_BRHD.shape[1:]
+    kv_heads = k_BRJD.shape[2]
+    per_kv = heads // kv_heads
+    inputs = [q_BRHD, k_BRJD, v_BRJD, k_cache_XJPD, v_cache_XJPD, page_table_BM, anchor_B]
+    attributes = {"scale": scale, "causal": causal, "window": window, "relative": relative}
+    with net.region("block_attention", inputs, attributes) as outputs:
+        q_BRJID = ops.reshape(q_BRHD, (0, rows, kv_heads, per_kv, dim))
+        q_BJQD = ops.reshape(ops.transpose(q_BRJID, (0, 2, 3, 1, 4)), (0, kv_heads, per_kv * rows, dim))
+        k_BJRD, v_BJRD = (ops.transpose(own, (0, 2, 1, 3)) for own in (k_BRJD, v_BRJD))
+        k_BJLD, v_BJLD = (_context(cache, page_table_BM) for cache in (k_cache_XJPD, v_cache_XJPD))
+        on_context = ops.cast(ops.matmul(q_BJQD, k_BJLD, transpose_b=True), "float32") * scale
+        on_context = _mask_context(on_context, anchor_B, rows, per_kv, window, relative)
+        on_block = ops.cast(ops.matmul(q_BJQD, k_BJRD, transpose_b=True), "float32") * scale
+        seen_QR = np.tile(_seen_in_block(rows, causal, window, relative), (per_kv, 1))
+        on_block = on_block + net.constant(np.where(seen_QR, 0.0, -np.inf)[None, None], "float32")
+        p = ops.cast(ops.softmax(ops.concat([on_context, on_block], 3), 3), q_BRHD.dtype)
+        out_BJQD = ops.matmul(p, ops.concat([v_BJLD, v_BJRD], 2))
+        out_BJIRD = ops.reshape(out_BJQD, (0, kv_heads, per_kv, rows, dim))
+        outputs.append(ops.reshape(ops.transpose(out_BJIRD, (0, 3, 1, 2, 4)), (0, rows, heads, dim)))
+    return outputs[0]
+
+
+def _context(cache_XJPD: Tensor, page_table_BM: Tensor) -> Tensor:
+    """[B, J, L, D]: the pages of each block's sequence, in order."""
+    kv_heads, _, dim = cache_XJPD.shape[1:]
+    pages_BMJPD = ops.gather(cache_XJPD, page_table_BM)
+    return ops.reshape(ops.transpose(pages_BMJPD, (0, 2, 1, 3, 4)), (0, kv_heads, -1, dim))
+
+
+def _mask_context(score_BJQL: Tensor, anchor_B: Tensor, rows: int, per_kv: int, window: int, relative: bool) -> Tensor:
+    """Scores with unseen context columns at -inf."""
+    net = score_BJQL.net
+    column_L = ops.reshape(ops.arange_like(score_BJQL, 3), (1, 1, 1, -1))
+    anchor_B111 = ops.reshape(anchor_B, (-1, 1, 1, 1))
+    seen = anchor_B111 > column_L
+    if window:
+        row_Q = np.tile(np.arange(rows, dtype=np.int32), per_kv)[None, None, :, None]
+        first = _first_seen(anchor_B111, net.constant(row_Q, "int32"), window, relative)
+        seen = seen & (column_L > (first - 1))
+    return ops.select(seen, score_BJQL, float("-inf"))

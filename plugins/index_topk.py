@@ -1,0 +1,131 @@
+"""DSA index scores and top-k: which context rows each token attends to.
+
+score(token, row) = sum over heads of weight[head] * relu(query[head] . key[row]), over the rows
+of the token's own sequence up to its own position. The `k` best win, the lowest row first among
+equals: scores are ReLU sums with many exact zeros, and an unstable choice would make greedy
+output depend on how tokens are packed.
+
+Legend: N tokens, H index heads, D index head size, X pages, P rows a page, G segments, S rows a
+segment, M pages of a table, L = M * P context rows, K rows kept.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from glmspec.build.network import ops
+from glmspec.build.network.graph import Tensor
+
+
+def reference(
+    q_NHD: torch.Tensor,
+    weight_NH: torch.Tensor,
+    keys_X1PD: torch.Tensor,
+    page_table_GM: torch.Tensor,
+    segment_rows_GS: torch.Tensor,
+    row_slot_N2: torch.Tensor,
+    positions_N: torch.Tensor,
+    *,
+    k: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cache rows int32 [N, K] in context order, and bool [N, K]: False where the context is shorter."""
+    page_size = keys_X1PD.shape[2]
+    segment_N = row_slot_N2[:, 0].long()
+    position_N1 = positions_N.long().unsqueeze(1)
+    longest = int(positions_N.max()) + 1
+    if longest <= k:  # everything visible is kept
+        column_NK = torch.arange(k).expand(len(q_NHD), k)
+    else:
+        column_NK = _best_columns(
+            q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, segment_N, row_slot_N2, position_N1, longest, k
+        )
+    page_NK = column_NK // page_size
+    first_row_NK = page_table_GM.long()[segment_N.unsqueeze(1), page_NK] * page_size
+    rows_NK = first_row_NK + column_NK - page_NK * page_size
+    return rows_NK.to(torch.int32), column_NK <= position_N1
+
+
+def _best_columns(
+    q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, segment_N, row_slot_N2, position_N1, longest, k
+):
+    """Columns int64 [N, K] in rising order: best score first decides who is in, lowest column breaks ties."""
+    page_size = keys_X1PD.shape[2]
+    pages = -(-max(longest, k) // page_size)
+    length = pages * page_size
+    rows = segment_rows_GS.long()
+    keys_GLD = keys_X1PD.squeeze(1)[page_table_GM[:, :pages].long()].reshape(len(rows), length, -1)
+    q_GSHD = q_NHD[rows]
+    per_head_GSHL = torch.relu(torch.matmul(q_GSHD.float(), keys_GLD.float().transpose(1, 2).unsqueeze(1)))
+    score_GSL = torch.matmul(weight_NH[rows].unsqueeze(2), per_head_GSHL).squeeze(2)
+    score_NL = score_GSL[segment_N, row_slot_N2[:, 1].long()]
+    column_L = torch.arange(length)
+    score_NL = torch.where(column_L <= position_N1, score_NL, -torch.inf)
+    # One integer that sorts by score, then by lowest column: a float's bits, made monotonic, above the column.
+    bits_NL = (score_NL + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
+    bits_NL = torch.where(bits_NL < 0, bits_NL ^ 0x7FFFFFFF, bits_NL).long()
+    order_NK = torch.topk((bits_NL << 32) + (length - 1 - column_L), k, sorted=False).values
+    return (length - 1 - (order_NK & 0xFFFFFFFF)).sort(-1).values
+
+
+def native(
+    q_NHD: Tensor,
+    weight_NH: Tensor,
+    keys_X1PD: Tensor,
+    page_table_GM: Tensor,
+    segment_rows_GS: Tensor,
+    row_slot_N2: Tensor,
+    positions_N: Tensor,
+    *,
+    k: int,
+) -> tuple[Tensor, Tensor]:
+    """Cache rows int32 [N, K] in context order, and bool [N, K]: False where the context is shorter.
+
+    Keys are gathered once a segment. Needs L >= K: the host pads page tables with the null page.
+    """
+    inputs = [q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, positions_N]
+    with q_NHD.net.region("index_topk", inputs, {"k": k}) as outputs:
+        score_NL = _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2)
+        column_1L = ops.reshape(ops.arange_like(score_NL, 1), (1, -1))
+        position_N1 = ops.reshape(positions_N, (0, 1))
+        score_NL = ops.select(column_1L > position_N1, float("-inf"), score_NL)
+        column_NK = _lowest_index_topk(score_NL, column_1L, k)
+        outputs.append(_cache_rows(column_NK, page_table_GM, row_slot_N2, keys_X1PD.shape[2]))
+        outputs.append(ops.unary(column_NK > position_N1, "NOT"))
+    return outputs[0], outputs[1]
+
+
+def _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2) -> Tensor:
+    """float32 [N, L]."""
+    heads, dim = q_NHD.shape[1:]
+    keys_GMPD = ops.gather(keys_X1PD, page_table_GM)
+    keys_G1LD = ops.reshape(ops.reshape(keys_GMPD, (0, -1, dim)), (0, 1, -1, dim))
+    q_GSHD = ops.cast(ops.gather(q_NHD, segment_rows_GS), "float32")
+    per_head_GSHL = ops.relu(ops.matmul(q_GSHD, ops.cast(keys_G1LD, "float32"), transpose_b=True))
+    weight_GS1H = ops.reshape(ops.gather(weight_NH, segment_rows_GS), (0, 0, 1, heads))
+    score_GS1L = ops.matmul(weight_GS1H, per_head_GSHL)
+    return ops.reshape(ops.gather_nd(score_GS1L, row_slot_N2), (0, -1))
+
+
+def _lowest_index_topk(score_NL: Tensor, column_1L: Tensor, k: int) -> Tensor:
+    """Columns int32 [N, K] in rising order, whatever TensorRT's top-k does with ties: the K-th value is a
+    threshold, and of the columns equal to it as many of the lowest are kept as there is room for."""
+    best_NK, _ = ops.topk(score_NL, k, 1)
+    threshold_N1 = ops.narrow(best_NK, 1, k - 1, 1)
+    above_NL = score_NL > threshold_N1
+    tie_NL = score_NL.equals(threshold_N1)
+    taken_N1 = ops.reduce(ops.cast(above_NL, "int32"), "SUM", 1)
+    tie_rank_NL = ops.cumsum(ops.cast(tie_NL, "int32"), 1)
+    fits_NL = ops.unary(tie_rank_NL > (k - taken_N1), "NOT")
+    keep_NL = above_NL | (tie_NL & fits_NL)
+    # Columns are distinct, so this second top-k has no ties; float32 holds every column below 2^24.
+    rising_1L = ops.cast(column_1L, "float32") * -1.0
+    _, column_NK = ops.topk(ops.select(keep_NL, rising_1L, float("-inf")), k, 1)
+    return column_NK
+
+
+def _cache_rows(column_NK, page_table_GM, row_slot_N2, page_size) -> Tensor:
+    """int32 [N, K]: page * P + offset, the page looked up in the token's own table."""
+    segment_N = ops.reshape(ops.narrow(row_slot_N2, 1, 0, 1), (-1,))
+    ordinal_NK = column_NK // page_size
+    page_NK = ops.gather_elements(ops.gather(page_table_GM, segment_N), ordinal_NK, 1)
+    return page_NK * page_size + (column_NK - ordinal_NK * page_size)

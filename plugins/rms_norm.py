@@ -1,0 +1,28 @@
+"""RMSNorm over the last axis: y = weight * x / sqrt(mean(x^2) + eps), in float32 inside.
+
+TensorRT's normalization layer is mean-centred, so this is a composition.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from glmspec.build.network import ops
+from glmspec.build.network.graph import Tensor
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
+    """x [..., D], weight [D] -> [..., D] in x's dtype."""
+    if x.dtype == torch.float32:
+        return torch.rms_norm(x, weight.shape, weight, eps)
+    return weight * torch.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype)
+
+
+def native(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
+    """x [..., D], weight [D] -> [..., D] in x's dtype."""
+    with x.net.region("rms_norm", [x, weight_D], {"eps": eps}) as outputs:
+        wide = ops.cast(x, "float32")
+        mean = ops.reduce(wide * wide, "AVG", x.rank - 1)
+        normed = ops.cast(wide / ops.unary(mean + eps, "SQRT"), x.dtype)
+        outputs.append(normed * weight_D)
+    return outputs[0]

@@ -1,0 +1,1 @@
+"""Running engines: executors, paged caches, sequences, and the draft-verify-accept loop."""

@@ -1,0 +1,108 @@
+"""`ReferenceExecutor`: binds weights and caches to a network and runs steps of it on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from glmspec.build.errors import NetworkError
+from glmspec.build.network.reader import Graph, Value
+from glmspec.plugins import OPS
+from glmspec.runtime.executor import kernels
+from glmspec.runtime.executor.planner import Line, Planner
+
+
+class ReferenceExecutor:
+    """A network that runs in PyTorch.
+
+    graph: the network, read back. weights: every input that never changes. caches: inputs changed in
+    place by the network. regions: run each op's reference in place of its layers (False runs every
+    single layer). lowest_wins: how TopK, which TensorRT leaves open, treats ties. probes: inner
+    tensors to return as well. Raises `NetworkError` for a layer that is not known, naming it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: dict[str, torch.Tensor],
+        caches: dict[str, torch.Tensor],
+        *,
+        regions: bool = True,
+        lowest_wins: bool = True,
+        probes: tuple[str, ...] = (),
+    ) -> None:
+        bound = {**weights, **caches}
+        _check_bound(graph, bound)
+        planner = Planner(graph, weights, caches, regions=regions, lowest_wins=lowest_wins, probes=probes)
+        self.program = planner.plan()
+        self.graph = graph
+        self._step_values = {value.name: value for value in graph.inputs if value.name in self.program.step_inputs}
+        namespace: dict[str, Any] = {"torch": torch, "F": functional, "k": kernels, "OPS": OPS}
+        for name, array in self.program.constants.items():
+            namespace[name] = torch.from_numpy(array.copy())
+        for name, variable in self.program.bound_inputs.items():
+            namespace[variable] = bound[name]
+        with torch.inference_mode():
+            for line in self.program.bind_lines:
+                exec(f"{line.target} = {line.expression}", namespace)  # noqa: S102  (our own source)
+        self._layers, source = _source(self.program)
+        exec(compile(source, f"<{graph.name}>", "exec"), namespace)  # noqa: S102  (our own source)
+        self._step = namespace["step"]
+        self._checked = False
+
+    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """One step. Raises `NetworkError` for an input that does not fit, or a layer that fails, by name."""
+        if not self._checked:
+            self._check_step(inputs)
+            self._checked = True
+        try:
+            with torch.inference_mode():
+                return self._step(inputs)
+        except Exception as error:
+            raise NetworkError(f"{self._failing_layer(error)}: {error}") from error
+
+    def _check_step(self, inputs: dict[str, torch.Tensor]) -> None:
+        for name, value in self._step_values.items():
+            if name not in inputs:
+                raise NetworkError(f"{self.graph.name}: input {name}: missing, expected {_described(value)}")
+            _check_one(self.graph, value, inputs[name])
+
+    def _failing_layer(self, error: Exception) -> str:
+        trace, line = error.__traceback__, None
+        while trace:
+            if trace.tb_frame.f_code.co_filename == f"<{self.graph.name}>":
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        return self._layers.get(line, self.graph.name)
+
+
+def _source(program: Any) -> tuple[dict[int, str], str]:
+    """The step function's source, and which layer each of its lines runs."""
+    lines: list[Line] = [Line(variable, f"i[{name!r}]", name) for name, variable in program.step_inputs.items()]
+    lines += program.step_lines
+    text = ["def step(i):"] + [f"    {line.target} = {line.expression}" for line in lines]
+    returned = ", ".join(f"{name!r}: {variable}" for name, variable in program.outputs.items())
+    text.append(f"    return {{{returned}}}")
+    return {number: line.layer for number, line in enumerate(lines, 2)}, "\n".join(text) + "\n"
+
+
+def _check_bound(graph: Graph, bound: dict[str, torch.Tensor]) -> None:
+    values = {value.name: value for value in graph.inputs}
+    for name, tensor in bound.items():
+        if name not in values:
+            raise NetworkError(f"{graph.name}: {name}: the network has no such input")
+        _check_one(graph, values[name], tensor)
+
+
+def _check_one(graph: Graph, value: Value, tensor: torch.Tensor) -> None:
+    sizes = zip(value.shape, tensor.shape, strict=False)
+    fits = len(value.shape) == tensor.dim() and all(want in (-1, have) for want, have in sizes)
+    if not fits or str(tensor.dtype) != f"torch.{value.dtype}":
+        found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        raise NetworkError(f"{graph.name}: input {value.name}: found {found}, expected {_described(value)}")
+
+
+def _described(value: Value) -> str:
+    return f"{value.dtype}[{', '.join('any' if size < 0 else str(size) for size in value.shape)}]"
