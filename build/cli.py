@@ -1,0 +1,164 @@
+"""`glmspec-build`: one command for the whole way from a checkpoint to served tokens.
+
+Nothing heavy is imported before a command runs, so `--help` is instant. Exit codes: 0 done, 1 the input
+is at fault (one message, no traceback), 2 wrong usage, 3 this machine lacks something (a GPU, TensorRT).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.errors import GlmspecError
+
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_OUT = click.Path(file_okay=False, path_type=Path)
+_DTYPES = click.Choice(["float32", "bfloat16"])
+
+
+class _Commands(click.Group):
+    """Turns our own exceptions into a message and an exit code; keeps the commands in the order of the work."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GlmspecError as error:
+            click.echo(f"glmspec-build: {error}", err=True)
+            sys.exit(error.exit_code)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_Commands)
+@click.version_option(package_name="glmspec")
+def main() -> None:
+    """GLM-5.3 with block speculative decoding: convert, build engines, generate, serve."""
+
+
+@main.command()
+@click.argument("source", type=_FOLDER)
+@click.option("-o", "--output", required=True, type=_OUT, help="Folder to write the converted checkpoint to.")
+def convert(source: Path, output: Path) -> None:
+    """Convert the Hugging Face checkpoint SOURCE (a verifier or a drafter) to glmspec's layout."""
+    from glmspec.build.inspect import left_out_lines
+    from glmspec.build.progress import RichProgress
+    from glmspec.convert.checkpoint import plan_conversion
+
+    progress = RichProgress()
+    conversion = plan_conversion(source)
+    with progress.steps(f"Converting {source.name}", len(conversion.plan.items)) as advance:
+        checkpoint = conversion.write(output, advance)
+    for line in left_out_lines(checkpoint.record):
+        click.echo(line, err=True)
+    click.echo(str(output))
+
+
+@main.command()
+@click.option("--verifier", required=True, type=_FOLDER, help="Verifier: Hugging Face or converted checkpoint.")
+@click.option("--drafter", "drafters", multiple=True, type=_FOLDER, help="Block drafter; may be given several times.")
+@click.option("--target", required=True, type=click.Choice(list(TARGETS)), help="Where the engines will run.")
+@click.option("-o", "--output", required=True, type=_OUT, help="Engine directory to write.")
+@click.option("--max-model-len", type=click.IntRange(1), help="Tokens of one sequence, prompt and output together.")
+@click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences running at once.")
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Rows of one step.")
+@click.option("--dtype", type=_DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs.")
+@click.option(
+    "--tp",
+    "--tensor-parallel-size",
+    "tp",
+    type=click.IntRange(1, 1),
+    default=1,
+    help="GPUs; this version builds for 1.",
+)
+@click.option(
+    "--quant",
+    type=click.Choice(["auto"]),
+    default="auto",
+    help="auto: quantized weights are dequantized; this version has no quantized networks.",
+)
+def engine(
+    verifier: Path,
+    drafters: tuple[Path, ...],
+    target: str,
+    output: Path,
+    max_model_len: int | None,
+    max_num_seqs: int | None,
+    max_num_batched_tokens: int | None,
+    dtype: str | None,
+    tp: int,
+    quant: str,
+) -> None:
+    """Build an engine directory from a verifier and its drafters."""
+    from glmspec.build.engine import Options, build_engines
+    from glmspec.build.progress import RichProgress
+
+    options = Options(
+        compute=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+    build_engines(verifier, drafters, TARGETS[target], options, output, RichProgress())
+    click.echo(str(output))
+
+
+@main.command()
+@click.argument("engines", type=_FOLDER)
+@click.option("--input", "source", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="JSON lines, each with prompt (text) or prompt_token_ids.")  # fmt: skip
+@click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="JSON lines to write.")
+@click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")
+@click.option("--no-speculation", is_flag=True, help="Plain greedy decoding.")
+@click.option("--drafter", help="Name of the drafter to use. Default: the directory's first.")
+def generate(
+    engines: Path, source: Path, output: Path, max_tokens: int, no_speculation: bool, drafter: str | None
+) -> None:
+    """Answer the prompts of a file with the engines in ENGINES."""
+    if no_speculation and drafter:
+        raise click.UsageError("--no-speculation and --drafter exclude each other")
+    from glmspec.build.progress import RichProgress
+    from glmspec.runtime.generate import generate_file
+
+    generate_file(engines, source, output, max_tokens, not no_speculation, drafter, RichProgress())
+
+
+@main.command()
+@click.argument("engines", type=_FOLDER)
+@click.option("-o", "--output", required=True, type=_OUT, help="Triton model repository to write.")
+@click.option("--drafter", help="Name of the drafter to serve with. Default: the directory's first.")
+@click.option("--no-speculation", is_flag=True, help="Serve without a drafter.")
+def repo(engines: Path, output: Path, drafter: str | None, no_speculation: bool) -> None:
+    """Write a Triton model repository that serves ENGINES."""
+    if no_speculation and drafter:
+        raise click.UsageError("--no-speculation and --drafter exclude each other")
+    from glmspec.triton_repo.repository import write_repository
+
+    write_repository(engines, output, drafter, not no_speculation)
+    click.echo(str(output))
+
+
+@main.command()
+@click.argument("repository", type=_FOLDER)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free port.")
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="0: a free port.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, show_default=True, help="0: a free port.")
+def serve(repository: Path, host: str, http_port: int, grpc_port: int, metrics_port: int) -> None:
+    """Run tritonserver on a model REPOSITORY until it is stopped."""
+    from glmspec.triton_repo.launcher import Ports, run_server
+
+    run_server(repository, Ports.choose(host, http_port, grpc_port, metrics_port))
+
+
+@main.command()
+@click.argument("directory", type=_FOLDER)
+def inspect(directory: Path) -> None:
+    """Show what an engine directory or a converted checkpoint holds."""
+    from glmspec.build.inspect import show
+
+    show(directory)

@@ -19,9 +19,9 @@ def build_plan(net: Network, limits: EngineLimits, index_topk: int, compute_capa
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, compute_capability), 0)
     config.add_optimization_profile(_profile(net, limits.ranges(index_topk)))
-    net.logger.take()
+    net.backend.take_errors()
     plan = net.builder.build_serialized_network(net.definition, config)
-    complaint = net.logger.take()
+    complaint = net.backend.take_errors()
     if plan is None:
         raise NetworkError(f"{net.name}: TensorRT could not build the network: {complaint or 'it gave no reason'}")
     return bytes(plan)

@@ -1,8 +1,7 @@
 """The one place that picks TensorRT and turns its logger into exceptions.
 
-`tensorrt` (a GPU machine: SM90, SM100, SM103) and `tensorrt_rtx` (any machine:
-ahead-of-time builds for SM120) share one Python network API, so everything above
-this file is written once against `api()`.
+`tensorrt` (a GPU machine: SM90, SM100, SM103) and `tensorrt_rtx` (any machine: ahead-of-time builds for
+SM120) share one Python network API, so everything above this file is written once against a `Backend`.
 """
 
 from __future__ import annotations
@@ -16,67 +15,62 @@ from glmspec.build.errors import MissingCapability
 
 # TensorRT probes for a driver after every error; on a machine without one that adds a line that explains nothing.
 _NOISE = ("cudaError 35", "CUDA driver version is insufficient")
+_DTYPES = {
+    "float32": "FLOAT",
+    "bfloat16": "BF16",
+    "float16": "HALF",
+    "int32": "INT32",
+    "int64": "INT64",
+    "bool": "BOOL",
+}
+
+
+class Backend:
+    """A TensorRT package, its logger and its names for data types."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.api = module
+        self.package = module.__name__
+        self.version: str = module.__version__
+        self.errors: list[str] = []  # error lines nobody has taken yet
+        self.logger = _logger(module, self.errors)
+        self._dtypes = {name: getattr(module.DataType, theirs) for name, theirs in _DTYPES.items()}
+        self._names = {value: name for name, value in self._dtypes.items()}
+
+    def take_errors(self) -> str:
+        """The error lines since the last call, joined."""
+        text = "\n".join(self.errors)
+        self.errors.clear()
+        return text
+
+    def dtype(self, name: str) -> Any:
+        """TensorRT's data type for a torch-style name such as "float32"."""
+        return self._dtypes[name]
+
+    def dtype_name(self, value: Any) -> str:
+        """The torch-style name of a TensorRT data type."""
+        return self._names[value]
 
 
 @functools.cache
-def api(package: str | None = None) -> ModuleType:
-    """The TensorRT module. package: "tensorrt" or "tensorrt_rtx"; None takes the first that imports."""
-    wanted = [package] if package else ["tensorrt_rtx", "tensorrt"]
-    for name in wanted:
+def backend(package: str | None = None) -> Backend:
+    """A TensorRT package, "tensorrt" or "tensorrt_rtx"; None takes the first that imports. One logger a package
+    and process, because TensorRT keeps the first it is given. Raises `MissingCapability` when it is not there."""
+    for name in [package] if package else ["tensorrt_rtx", "tensorrt"]:
         try:
-            return importlib.import_module(name)
+            return Backend(importlib.import_module(name))
         except ImportError:
             continue
-    hint = "pip install tensorrt" if package == "tensorrt" else "pip install tensorrt-rtx"
-    raise MissingCapability(f"{' or '.join(wanted)} cannot be imported on this machine. Try: {hint}")
+    install = (package or "tensorrt_rtx").replace("_", "-")
+    raise MissingCapability(f"{package or 'tensorrt_rtx'} cannot be imported on this machine (pip install {install}).")
 
 
-@functools.cache
-def logger() -> Any:
-    """The process's TensorRT logger (TensorRT keeps the first one it is given): it remembers errors."""
-    trt = api()
-
-    class ErrorLog(trt.ILogger):
-        """Keeps error lines until somebody takes them; drops everything below."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.lines: list[str] = []
+def _logger(module: ModuleType, errors: list[str]) -> Any:
+    class ErrorLog(module.ILogger):
+        """Keeps error lines; drops everything below."""
 
         def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.Severity.ERROR and not any(noise in message for noise in _NOISE):
-                self.lines.append(message)
-
-        def take(self) -> str:
-            """The errors since the last call, joined."""
-            text = "\n".join(self.lines)
-            self.lines.clear()
-            return text
+            if severity <= module.ILogger.Severity.ERROR and not any(noise in message for noise in _NOISE):
+                errors.append(message)
 
     return ErrorLog()
-
-
-def dtype(name: str) -> Any:
-    """TensorRT's data type for a torch-style name such as "float32" or "bfloat16"."""
-    trt = api()
-    return {
-        "float32": trt.DataType.FLOAT,
-        "bfloat16": trt.DataType.BF16,
-        "float16": trt.DataType.HALF,
-        "int32": trt.DataType.INT32,
-        "int64": trt.DataType.INT64,
-        "bool": trt.DataType.BOOL,
-    }[name]
-
-
-def dtype_name(value: Any) -> str:
-    """The torch-style name of a TensorRT data type."""
-    trt = api()
-    return {
-        trt.DataType.FLOAT: "float32",
-        trt.DataType.BF16: "bfloat16",
-        trt.DataType.HALF: "float16",
-        trt.DataType.INT32: "int32",
-        trt.DataType.INT64: "int64",
-        trt.DataType.BOOL: "bool",
-    }[value]

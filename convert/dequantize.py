@@ -56,7 +56,8 @@ def stored(source: Source, name: str) -> Stored:
         return Stored((name,), info.shape, _FLOATS[info.dtype], lambda: source.read(name))
     raise CheckpointError(
         f"{source.folder}: tensor {name}: found {info.dtype} with scales {[s for s in (block, single, second) if s]}, "
-        "expected BF16, F16, F32, FP8 with weight_scale_inv or weight_scale, or NVFP4 with weight_scale and weight_scale_2."
+        "expected BF16, F16, F32, FP8 with weight_scale_inv or weight_scale, "
+        "or NVFP4 with weight_scale and weight_scale_2."
     )
 
 
@@ -90,7 +91,7 @@ def _fp8_tensor(source: Source, name: str, scale: str) -> torch.Tensor:
 
 
 def _nvfp4(source: Source, name: str, scale: str, second: str) -> torch.Tensor:
-    """float32 [rows, columns]: element 2 i in the low nibble, a float8 scale every 16 columns, one float32 scale over all."""
+    """float32 [rows, columns]: element 2 i in the low nibble, a float8 scale every 16 columns, one scale over all."""
     packed = source.read(name)
     codes = torch.stack([packed & 0xF, packed >> 4], -1).flatten(-2).int()
     factor = source.read(scale).float() * source.read(second).float()

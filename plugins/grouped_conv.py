@@ -16,7 +16,7 @@ from glmspec.build.network.graph import Tensor
 
 def reference(x_BRD: torch.Tensor, base_TD: torch.Tensor, delta_BRTU: torch.Tensor) -> torch.Tensor:
     """x [B, R, D], base [T, D], delta [B, R, T, U] -> [B, R, D]."""
-    blocks, rows, columns = x_BRD.shape
+    columns = x_BRD.shape[2]
     taps, groups = delta_BRTU.shape[2:]
     kernel_BRTD = base_TD + delta_BRTU.repeat_interleave(columns // groups, -1)
     padded = torch.nn.functional.pad(x_BRD, (0, 0, taps - 1, 0))

@@ -13,6 +13,7 @@ from glmspec.build.errors import EngineError
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, Contract, TensorSpec
 from glmspec.build.network.reader import read
+from glmspec.build.trt import backend
 from glmspec.runtime.executor import ReferenceExecutor
 
 
@@ -30,16 +31,17 @@ class Model:
         network_sha256: str | None = None,
         **executor_options: Any,
     ) -> None:
-        net = model_of(config, taps).author(limits, compute)
-        graph = read(net.definition)
+        net = model_of(config, taps).author(limits, compute, backend())
+        graph = read(net.definition, net.backend)
         self.network_sha256 = graph.content_hash()
         if network_sha256 not in (None, self.network_sha256):
             raise EngineError(
-                f"{net.name}: the engine was built for network {network_sha256[:12]} and this version of glmspec authors "
-                f"{self.network_sha256[:12]}. Build the engine directory again."
+                f"{net.name}: the engine was built for network {network_sha256[:12]} "
+                f"and this version of glmspec authors {self.network_sha256[:12]}. Build the engine directory again."
             )
         self.config = config
         self.contract: Contract = net.contract()
+        self.tap_names = [spec.name for spec in self.contract.inputs if spec.name.startswith("tap.")]
         self.weights = {spec.name: _weight(spec, weights) for spec in self.contract.of_role(WEIGHT)}
         tables = {spec.name: rope_table(spec, config.rope_theta) for spec in self.contract.of_role(TABLE)}
         # Zeros, because a masked row still enters a sum: 0 * NaN would poison it.

@@ -27,7 +27,8 @@ class EngineLimits:
         rows = self.max_num_seqs * self.block_rows
         if self.max_num_batched_tokens < rows:
             raise ConfigError(
-                f"engine limits: max_num_batched_tokens: found {self.max_num_batched_tokens}, expected at least {rows}: "
+                f"engine limits: max_num_batched_tokens: found {self.max_num_batched_tokens}, "
+                f"expected at least {rows}: "
                 f"max_num_seqs ({self.max_num_seqs}) blocks of {self.block_rows} rows must fit one step."
             )
 

@@ -186,4 +186,6 @@ def _refuse_what_the_network_lacks(fields: Fields) -> None:
     fields.choice("tie_word_embeddings", (False,), False)
     heads = fields.integer("num_attention_heads")
     if fields.integer("num_key_value_heads", heads) != heads:
-        raise ConfigError(f"{fields.source}: num_key_value_heads: MLA expects it to equal num_attention_heads ({heads}).")
+        raise ConfigError(
+            f"{fields.source}: num_key_value_heads: MLA expects it to equal num_attention_heads ({heads})."
+        )

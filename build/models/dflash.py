@@ -22,6 +22,7 @@ from glmspec.build.network import ops
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module
+from glmspec.build.trt import Backend
 from glmspec.plugins import argmax, block_attention
 
 # Weights a drafter checkpoint may leave out, and the verifier's tensors that then stand in for them.
@@ -132,9 +133,9 @@ class DFlash(Module):
             ),
         ]
 
-    def author(self, limits: EngineLimits, compute: str) -> Network:
+    def author(self, limits: EngineLimits, compute: str, backend: Backend) -> Network:
         """The whole network. compute: "float32" or "bfloat16"."""
-        net = Network(self.config.kind, compute)
+        net = Network(self.config.kind, compute, backend)
         net.declare(self.input_specs(limits, compute) + self.weight_specs(compute))
         for weight in self.weights():
             weight.bind(net)

@@ -16,6 +16,7 @@ from glmspec.build.network import ops
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module
+from glmspec.build.trt import Backend
 from glmspec.plugins import argmax
 
 
@@ -78,9 +79,9 @@ class Verifier(Module):
                 specs.append(cache_spec(index_cache(index), 1, limits.page_size, config.index_head_dim, compute))
         return specs
 
-    def author(self, limits: EngineLimits, compute: str) -> Network:
+    def author(self, limits: EngineLimits, compute: str, backend: Backend) -> Network:
         """The whole network. compute: "float32" or "bfloat16"."""
-        net = Network("verifier", compute)
+        net = Network("verifier", compute, backend)
         net.declare(self.input_specs(limits, compute) + self.weight_specs(compute))
         for weight in self.weights():
             weight.bind(net)

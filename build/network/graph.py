@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from glmspec.build import trt as _trt
 from glmspec.build.errors import NetworkError
 from glmspec.build.network.contract import Contract, TensorSpec
+from glmspec.build.trt import Backend
 
 
 class Tensor:
@@ -45,11 +45,12 @@ class Tensor:
     @property
     def dtype(self) -> str:
         """Torch-style name, such as "float32"."""
-        return _trt.dtype_name(self.trt.dtype)
+        return self.net.backend.dtype_name(self.trt.dtype)
 
     def _binary(self, other: Tensor | float, kind: str, flip: bool = False) -> Tensor:
         return self.net.elementwise(other, self, kind) if flip else self.net.elementwise(self, other, kind)
 
+    # fmt: off
     def __add__(self, other): return self._binary(other, "SUM")
     def __radd__(self, other): return self._binary(other, "SUM", True)
     def __sub__(self, other): return self._binary(other, "SUB")
@@ -63,6 +64,7 @@ class Tensor:
     def __and__(self, other): return self._binary(other, "AND")
     def __or__(self, other): return self._binary(other, "OR")
     def equals(self, other): return self._binary(other, "EQUAL")
+    # fmt: on
 
 
 @dataclass
@@ -79,13 +81,13 @@ class _Region:
 class Network:
     """A network being authored. name: shown in errors and kept in the plan; compute: "float32" or "bfloat16"."""
 
-    def __init__(self, name: str, compute: str) -> None:
-        self.api = _trt.api()
+    def __init__(self, name: str, compute: str, backend: Backend) -> None:
+        self.backend = backend
+        self.api = backend.api
         self.name = name
         self.compute = compute
-        self.logger = _trt.logger()
-        self.logger.take()
-        self.builder = self.api.Builder(self.logger)
+        backend.take_errors()
+        self.builder = self.api.Builder(backend.logger)
         flags = 1 << int(self.api.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         self.definition = self.builder.create_network(flags)
         self.definition.name = name  # else the plan's bytes change with a counter
@@ -107,9 +109,9 @@ class Network:
             raise NetworkError(f"{self.name}: inputs must be declared before the first layer")
         for spec in specs:
             dims = tuple(dim if isinstance(dim, int) else -1 for dim in spec.dims)
-            made = self.definition.add_input(spec.name, _trt.dtype(spec.dtype), dims)
+            made = self.definition.add_input(spec.name, self.backend.dtype(spec.dtype), dims)
             if made is None:
-                raise NetworkError(f"{self.name}: input {spec}: {self.logger.take()}")
+                raise NetworkError(f"{self.name}: input {spec}: {self.backend.take_errors()}")
             for axis, dim in enumerate(spec.dims):
                 if isinstance(dim, str):
                     made.set_dimension_name(axis, dim)
@@ -177,7 +179,7 @@ class Network:
         self._counts[label] += 1
         name = f"{label}.{self._counts[label]}"
         if layer is None:
-            raise NetworkError(f"{name}: {self.logger.take() or 'TensorRT refused the layer'}")
+            raise NetworkError(f"{name}: {self.backend.take_errors() or 'TensorRT refused the layer'}")
         layer.name = name
         if self._region is not None:
             region = self._regions[self._region - 1]
@@ -196,8 +198,8 @@ class Network:
             for tensor in made:
                 tensor.trt.shape  # noqa: B018  (reading it makes TensorRT infer, and complain)
         except RuntimeError as error:
-            raise NetworkError(f"{name}: {self.logger.take() or error}") from None
-        complaint = self.logger.take()
+            raise NetworkError(f"{name}: {self.backend.take_errors() or error}") from None
+        complaint = self.backend.take_errors()
         if complaint:
             raise NetworkError(f"{name}: {complaint}")
 
@@ -212,7 +214,7 @@ class Network:
             self._arrays.append(array)
             made = self.add(self.definition.add_constant(array.shape, self.api.Weights(array)), "constant")
             if dtype == "bfloat16":  # NumPy has no bfloat16: a float32 constant, cast once
-                made = self.add(self.definition.add_cast(made.trt, _trt.dtype(dtype)), "cast")
+                made = self.add(self.definition.add_cast(made.trt, self.backend.dtype(dtype)), "cast")
             self._constants[key] = made
         return self._constants[key]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from glmspec.build import trt as _trt
 from glmspec.build.network.graph import Tensor
 
 
@@ -16,7 +15,7 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     """x in another dtype; x itself when it has it already."""
     if x.dtype == dtype:
         return x
-    return x.net.add(x.net.definition.add_cast(x.trt, _trt.dtype(dtype)), "cast")
+    return x.net.add(x.net.definition.add_cast(x.trt, x.net.backend.dtype(dtype)), "cast")
 
 
 def reshape(x: Tensor, dims: Sequence[int]) -> Tensor:

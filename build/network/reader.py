@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from glmspec.build import trt as _trt
 from glmspec.build.errors import NetworkError
+from glmspec.build.trt import Backend
 
 
 @dataclass(frozen=True)
@@ -68,34 +68,38 @@ class Graph:
         return digest.hexdigest()
 
 
-def read(definition: Any) -> Graph:
+def read(definition: Any, backend: Backend) -> Graph:
     """Read a network. Raises `NetworkError` naming a layer whose type is not known here."""
-    inputs = tuple(_value(definition.get_input(index)) for index in range(definition.num_inputs))
-    outputs = tuple(_value(definition.get_output(index)) for index in range(definition.num_outputs))
-    nodes = tuple(_node(definition.get_layer(index)) for index in range(definition.num_layers))
-    return Graph(definition.name, inputs, outputs, nodes)
+
+    def value(tensor: Any) -> Value:
+        return Value(tensor.name, backend.dtype_name(tensor.dtype), tuple(tensor.shape))
+
+    def node(layer: Any) -> Node:
+        return _node(layer, backend, value)
+
+    return Graph(
+        name=definition.name,
+        inputs=tuple(value(definition.get_input(index)) for index in range(definition.num_inputs)),
+        outputs=tuple(value(definition.get_output(index)) for index in range(definition.num_outputs)),
+        nodes=tuple(node(definition.get_layer(index)) for index in range(definition.num_layers)),
+    )
 
 
-def _node(layer: Any) -> Node:
-    trt = _trt.api()
+def _node(layer: Any, backend: Backend, value: Callable[[Any], Value]) -> Node:
     kind = str(layer.type).rpartition(".")[2]
     if kind not in _READERS:
         raise NetworkError(f"{layer.name}: layer type {kind} is not one glmspec can read. Known: {', '.join(_READERS)}")
     class_name, attributes = _READERS[kind]
-    layer.__class__ = getattr(trt, class_name)
+    layer.__class__ = getattr(backend.api, class_name)
     inputs = [layer.get_input(index) for index in range(layer.num_inputs)]
     return Node(
         name=layer.name,
         kind=kind,
-        inputs=tuple(None if tensor is None else _value(tensor) for tensor in inputs),
-        outputs=tuple(_value(layer.get_output(index)) for index in range(layer.num_outputs)),
-        attributes=attributes(layer),
+        inputs=tuple(None if tensor is None else value(tensor) for tensor in inputs),
+        outputs=tuple(value(layer.get_output(index)) for index in range(layer.num_outputs)),
+        attributes=attributes(layer, backend),
         region=_region(layer.metadata),
     )
-
-
-def _value(tensor: Any) -> Value:
-    return Value(tensor.name, _trt.dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
 def _region(metadata: str) -> dict[str, Any] | None:
@@ -119,7 +123,7 @@ def _dims(value: Any) -> list[int] | None:
     return None if value is None else list(value)
 
 
-def _shuffle(layer: Any) -> dict[str, Any]:
+def _shuffle(layer: Any, _: Backend) -> dict[str, Any]:
     rank = len(layer.get_input(0).shape)
     second = _dims(layer.second_transpose)
     if second != list(range(len(second))):
@@ -132,7 +136,7 @@ def _shuffle(layer: Any) -> dict[str, Any]:
     }
 
 
-def _slice(layer: Any) -> dict[str, Any]:
+def _slice(layer: Any, _: Backend) -> dict[str, Any]:
     return {
         "axes": _dims(layer.axes),
         "start": _dims(layer.start),
@@ -142,57 +146,60 @@ def _slice(layer: Any) -> dict[str, Any]:
     }
 
 
-def _constant(layer: Any) -> dict[str, Any]:
+def _constant(layer: Any, _: Backend) -> dict[str, Any]:
     return {"value": np.array(layer.weights, copy=True).reshape(tuple(layer.shape))}
 
 
-def _normalization(layer: Any) -> dict[str, Any]:
+def _normalization(layer: Any, _: Backend) -> dict[str, Any]:
     return {"axes": _axes(layer.axes), "epsilon": layer.epsilon, "groups": layer.num_groups}
 
 
-def _nothing(_: Any) -> dict[str, Any]:
+def _nothing(*_: Any) -> dict[str, Any]:
     return {}
 
 
 # LayerType -> (class to read it through, attributes that matter).
-_READERS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
-    "ACTIVATION": ("IActivationLayer", lambda layer: {"op": _enum(layer.__class__.type.fget(layer))}),
-    "CAST": ("ICastLayer", lambda layer: {"to": _trt.dtype_name(layer.to_type)}),
-    "CONCATENATION": ("IConcatenationLayer", lambda layer: {"axis": layer.axis}),
+_READERS: dict[str, tuple[str, Callable[[Any, Backend], dict[str, Any]]]] = {
+    "ACTIVATION": ("IActivationLayer", lambda layer, _: {"op": _enum(layer.__class__.type.fget(layer))}),
+    "CAST": ("ICastLayer", lambda layer, backend: {"to": backend.dtype_name(layer.to_type)}),
+    "CONCATENATION": ("IConcatenationLayer", lambda layer, _: {"axis": layer.axis}),
     "CONSTANT": ("IConstantLayer", _constant),
     "CUMULATIVE": (
         "ICumulativeLayer",
-        lambda layer: {"op": _enum(layer.op), "exclusive": layer.exclusive, "reverse": layer.reverse},
+        lambda layer, _: {"op": _enum(layer.op), "exclusive": layer.exclusive, "reverse": layer.reverse},
     ),
-    "ELEMENTWISE": ("IElementWiseLayer", lambda layer: {"op": _enum(layer.op)}),
-    "FILL": ("IFillLayer", lambda layer: {"op": _enum(layer.operation), "to": _trt.dtype_name(layer.to_type)}),
+    "ELEMENTWISE": ("IElementWiseLayer", lambda layer, _: {"op": _enum(layer.op)}),
+    "FILL": (
+        "IFillLayer",
+        lambda layer, backend: {"op": _enum(layer.operation), "to": backend.dtype_name(layer.to_type)},
+    ),
     "GATHER": (
         "IGatherLayer",
-        lambda layer: {"axis": layer.axis, "mode": _enum(layer.mode), "elementwise": layer.num_elementwise_dims},
+        lambda layer, _: {"axis": layer.axis, "mode": _enum(layer.mode), "elementwise": layer.num_elementwise_dims},
     ),
     "IDENTITY": ("IIdentityLayer", _nothing),
     "KV_CACHE_UPDATE": (
         "IKVCacheUpdateLayer",
-        lambda layer: {"mode": _enum(layer.cache_mode), "form": _enum(layer.update_form)},
+        lambda layer, _: {"mode": _enum(layer.cache_mode), "form": _enum(layer.update_form)},
     ),
     "MATRIX_MULTIPLY": (
         "IMatrixMultiplyLayer",
-        lambda layer: {"transpose": [_enum(side) == "TRANSPOSE" for side in (layer.op0, layer.op1)]},
+        lambda layer, _: {"transpose": [_enum(side) == "TRANSPOSE" for side in (layer.op0, layer.op1)]},
     ),
     "NORMALIZATION": ("INormalizationLayer", _normalization),
     "REDUCE": (
         "IReduceLayer",
-        lambda layer: {"op": _enum(layer.op), "axes": _axes(layer.axes), "keep": layer.keep_dims},
+        lambda layer, _: {"op": _enum(layer.op), "axes": _axes(layer.axes), "keep": layer.keep_dims},
     ),
     "ROTARY_EMBEDDING": (
         "IRotaryEmbeddingLayer",
-        lambda layer: {"interleaved": layer.interleaved, "columns": layer.rotary_embedding_dim},
+        lambda layer, _: {"interleaved": layer.interleaved, "columns": layer.rotary_embedding_dim},
     ),
     "SELECT": ("ISelectLayer", _nothing),
     "SHAPE": ("IShapeLayer", _nothing),
     "SHUFFLE": ("IShuffleLayer", _shuffle),
     "SLICE": ("ISliceLayer", _slice),
-    "SOFTMAX": ("ISoftMaxLayer", lambda layer: {"axes": _axes(layer.axes)}),
-    "TOPK": ("ITopKLayer", lambda layer: {"op": _enum(layer.op), "k": layer.k, "axes": _axes(layer.axes)}),
-    "UNARY": ("IUnaryLayer", lambda layer: {"op": _enum(layer.op)}),
+    "SOFTMAX": ("ISoftMaxLayer", lambda layer, _: {"axes": _axes(layer.axes)}),
+    "TOPK": ("ITopKLayer", lambda layer, _: {"op": _enum(layer.op), "k": layer.k, "axes": _axes(layer.axes)}),
+    "UNARY": ("IUnaryLayer", lambda layer, _: {"op": _enum(layer.op)}),
 }

@@ -50,7 +50,14 @@ _BINARY = {
     "MIN": "torch.minimum({}, {})",
     "POW": "torch.pow({}, {})",
 }
-_UNARY = {"SQRT": "{}.sqrt()", "NOT": "~{}", "NEG": "-{}", "EXP": "{}.exp()", "LOG": "{}.log()", "RECIP": "{}.reciprocal()"}
+_UNARY = {
+    "SQRT": "{}.sqrt()",
+    "NOT": "~{}",
+    "NEG": "-{}",
+    "EXP": "{}.exp()",
+    "LOG": "{}.log()",
+    "RECIP": "{}.reciprocal()",
+}
 _ACTIVATION = {"SIGMOID": "{}.sigmoid()", "RELU": "{}.relu()"}
 _REDUCE = {"MAX": "amax", "MIN": "amin", "AVG": "mean"}
 

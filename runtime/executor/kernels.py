@@ -46,7 +46,9 @@ def write_slots(offset_X: torch.Tensor, cumulative_X1: torch.Tensor) -> tuple[to
     return page, slot
 
 
-def kv_update(cache_XHPD: torch.Tensor, rows_NHD: torch.Tensor, where: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def kv_update(
+    cache_XHPD: torch.Tensor, rows_NHD: torch.Tensor, where: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
     """The cache with the rows written in place."""
     page, slot = where
     if cache_XHPD.shape[1] == 1:

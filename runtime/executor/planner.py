@@ -81,12 +81,14 @@ class Planner(Scope):
     # -- Scope -----------------------------------------------------------------------------
 
     def var(self, value: Value) -> str:
+        """See `Scope`; a constant gets its variable on first use."""
         if value.name in self._arrays and value.name not in self._names:
             name = self._names[value.name] = self._fresh("c")
             self.program.constants[name] = self._arrays[value.name]
         return self._names[value.name]
 
     def scalar(self, value: Value) -> str | None:
+        """See `Scope`."""
         array = self._arrays.get(value.name)
         if array is None or array.size != 1:
             return None
@@ -94,11 +96,13 @@ class Planner(Scope):
         return repr(number) if np.isfinite(number) else f"float('{number}')"
 
     def constant(self, value: Value) -> np.ndarray:
+        """See `Scope`."""
         if value.name not in self._arrays:
             raise NetworkError(f"{self._layer}: the reference executor needs {value.name} to be a constant")
         return self._arrays[value.name]
 
     def shared(self, expression: str, uses: list[Value]) -> str:
+        """See `Scope`; at bind time when it depends on weights alone."""
         if expression not in self._shared:
             static = all(self._is_static(value) for value in uses)
             name = self._shared[expression] = self._fresh("w" if static else "s")

@@ -1,0 +1,68 @@
+"""What a user asks for, checked before anything runs, and the pieces of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from glmspec.build.errors import RequestError
+
+STOP, LENGTH = "stop", "length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A generation request. Decoding is greedy.
+
+    prompt_ids: the prompt's tokens. max_tokens: most new tokens. stop: texts that end the answer (cut from it).
+    ignore_eos: go on past end tokens. speculate: draft for this request, when the engine has a drafter.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    speculate: bool = True
+
+    def check(self, vocab_size: int, max_model_len: int, has_text: bool) -> None:
+        """Raise `RequestError` for what cannot be served, naming the field, what was found and the limit."""
+        if not self.prompt_ids:
+            raise RequestError("prompt: found no tokens, expected at least one")
+        odd = next((token for token in self.prompt_ids if not 0 <= token < vocab_size), None)
+        if odd is not None:
+            raise RequestError(f"prompt: found token id {odd}, expected ids from 0 to {vocab_size - 1}")
+        if len(self.prompt_ids) >= max_model_len:
+            raise RequestError(
+                f"prompt: found {len(self.prompt_ids)} tokens, "
+                f"expected fewer than {max_model_len} (the engine's max_model_len)"
+            )
+        if self.max_tokens < 1:
+            raise RequestError(f"max_tokens: found {self.max_tokens}, expected at least 1")
+        if any(not text for text in self.stop):
+            raise RequestError("stop: found an empty text, expected at least one character")
+        if self.stop and not has_text:
+            raise RequestError("stop: this engine has no tokenizer, so it cannot look for text")
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step adds to an answer. tokens: new ids. text: new text, where there is a tokenizer.
+    finish_reason: "stop" or "length" on the last one."""
+
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str | None = None
+
+
+@dataclass
+class Answer:
+    """A whole answer, put together from its deltas."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Append one delta."""
+        self.tokens.extend(delta.tokens)
+        self.text += delta.text
+        self.finish_reason = delta.finish_reason

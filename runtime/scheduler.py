@@ -1,0 +1,88 @@
+"""Who runs in the next step: every sequence that decodes, then as much prompt as fits.
+
+A sequence gets all the pages it can ever need when it is admitted, so nothing is preempted. Decoding
+sequences always fit one step (the limits say so), and prompts share what is left, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.runtime.pages import PagePool
+from glmspec.runtime.sequence import Sequence
+
+ABORTED = "aborted"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A sequence's share of a step. tokens: pending ones to run. drafts: how many drafts to verify after them.
+    completes: the sequence has no pending tokens left afterwards, so the verifier's next token is wanted."""
+
+    sequence: Sequence
+    tokens: int
+    drafts: int
+    completes: bool
+
+
+class Scheduler:
+    """Waiting and running sequences, and the pages they own.
+
+    num_drafts: drafts in a block, 0 without a drafter. drafter_reach: positions the drafter was trained for.
+    """
+
+    def __init__(self, limits: EngineLimits, num_drafts: int, drafter_reach: int) -> None:
+        self.limits = limits
+        self.num_drafts, self.drafter_reach = num_drafts, drafter_reach
+        self.pool = PagePool(limits.num_pages)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        self.waiting.append(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Forget a sequence wherever it is; harmless when it has finished."""
+        if sequence.finished:
+            return
+        sequence.finish_reason = ABORTED
+        if sequence in self.running:
+            self._release(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def plan(self) -> list[Turn]:
+        """The turns of the next step; empty when there is nothing to do."""
+        self._admit()
+        left = self.limits.max_num_batched_tokens
+        turns = []
+        for sequence in sorted(self.running, key=lambda one: one.pending > 1):  # decoding first, else by age
+            count = min(sequence.pending, left)
+            if count == 0:
+                break
+            drafts = sequence.drafts_wanted(self.num_drafts, self.drafter_reach)
+            turns.append(Turn(sequence, count, drafts, completes=count == sequence.pending))
+            left -= count + drafts
+        return turns
+
+    def retire(self) -> None:
+        """Take finished sequences out and free their pages."""
+        for sequence in [one for one in self.running if one.finished]:
+            self._release(sequence)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.limits.max_num_seqs:
+            needed = -(-self.waiting[0].most_tokens // self.limits.page_size)
+            if needed > self.pool.free:
+                return
+            sequence = self.waiting.popleft()
+            sequence.pages = self.pool.take(needed)
+            self.running.append(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.pool.give_back(sequence.pages)
+        sequence.pages = []

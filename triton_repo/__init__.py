@@ -1,0 +1,1 @@
+"""Serving with Triton: the repository generator, the Python model, the launcher and a client."""

@@ -1,0 +1,89 @@
+"""A small gRPC client of the `glmspec` model: one request, its responses as they come."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpc
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from glmspec.build.errors import RequestError
+from glmspec.runtime.stats import SpecStats
+from glmspec.triton_repo.interface import INPUTS, MODEL_NAME
+
+_NUMPY = {"TYPE_STRING": object, "TYPE_INT32": np.int32, "TYPE_BOOL": bool, "TYPE_FP32": np.float32}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One response: what a step added (or the whole answer, when not streaming)."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str | None
+    stats: SpecStats
+
+
+class Client:
+    """Talks to a server at `address` ("host:port" of its gRPC endpoint). One request at a time: its own stream."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def stream(self, **fields: Any) -> Iterator[Chunk]:
+        """Send a request and yield its responses. fields: names of `interface.INPUTS`, such as text, messages,
+        input_ids, max_tokens, stop, speculate. Raises `RequestError` with the server's message. Closing the
+        iterator early cancels the request."""
+        fields = {"stream": True, **fields}
+        with grpc.InferenceServerClient(self._address) as client:
+            inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+            client.start_stream(lambda result, error: inbox.put((result, error)))
+            # Without the empty final response, a request that ends with no data would never be heard to end.
+            client.async_stream_infer(MODEL_NAME, _inputs(fields), enable_empty_final_response=True)
+            try:
+                yield from _chunks(inbox)
+            finally:
+                client.stop_stream(cancel_requests=True)
+
+
+def _chunks(inbox: queue.SimpleQueue) -> Iterator[Chunk]:
+    while True:
+        result, error = inbox.get()
+        if error is not None:
+            raise RequestError(error.message() if isinstance(error, InferenceServerException) else str(error))
+        response = result.get_response()
+        if response.outputs:
+            yield _chunk(result)
+        if response.parameters["triton_final_response"].bool_param:
+            return
+
+
+def _chunk(result: Any) -> Chunk:
+    def text(name: str) -> str:
+        return result.as_numpy(name)[0].decode()
+
+    stats = SpecStats.from_json(json.loads(text("speculative_decoding")))
+    return Chunk(
+        text("text_output"), tuple(result.as_numpy("output_ids").tolist()), text("finish_reason") or None, stats
+    )
+
+
+def _inputs(fields: dict[str, Any]) -> list[Any]:
+    inputs = []
+    for field, value in fields.items():
+        spec = INPUTS[field]
+        if field == "messages" and not isinstance(value, str):
+            value = json.dumps(value)
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if spec.dtype == "TYPE_STRING":
+            values = [one.encode() for one in values]
+        array = np.array(values, dtype=_NUMPY[spec.dtype])
+        made = grpc.InferInput(spec.names[0], array.shape, np_to_triton_dtype(array.dtype))
+        made.set_data_from_numpy(array)
+        inputs.append(made)
+    return inputs

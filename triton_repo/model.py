@@ -1,0 +1,105 @@
+"""The Triton Python model: requests to the worker, deltas to response senders.
+
+Runs inside Triton's stub process, the only place where `triton_python_backend_utils` exists.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from glmspec.build.errors import GlmspecError, RequestError
+from glmspec.runtime.request import Answer, Delta
+from glmspec.runtime.sequence import Sequence
+from glmspec.triton_repo.interface import INPUTS
+from glmspec.triton_repo.requests import Call, parse
+from glmspec.triton_repo.worker import Cancelled, Listener, Worker
+
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    """Loads the engine once; every request gets exactly one final response."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the engine that config.pbtxt names, relative to this model's version folder."""
+        from glmspec.runtime.engine import Engine
+
+        parameters = {
+            key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()
+        }
+        version_folder = Path(args["model_repository"]) / args["model_version"]
+        engines = (version_folder / parameters["engines"]).resolve()
+        self._engine = Engine(engines, parameters["drafter"] or None, parameters["speculate"] == "true")
+        self._worker = Worker(self._engine)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand every request to the worker; responses go through their senders."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                call = parse(_arrays(request), self._engine.tokenizer)
+            except RequestError as error:
+                _send_error(sender, error)
+                continue
+            self._worker.submit(call.request, _listener(call, request, sender))
+
+    def finalize(self) -> None:
+        """Finish the requests in flight."""
+        self._worker.close()
+
+
+def _arrays(request: Any) -> dict[str, np.ndarray]:
+    arrays = {}
+    for field in INPUTS.values():
+        for name in field.names:
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is not None:
+                arrays[name] = tensor.as_numpy()
+    return arrays
+
+
+def _listener(call: Call, request: Any, sender: Any) -> Listener:
+    answer = Answer()
+
+    def delta(sequence: Sequence, gained: Delta) -> None:
+        answer.add(gained)
+        if call.stream:
+            _send(sender, sequence, gained, len(answer.tokens))
+        elif gained.finish_reason:
+            whole = Delta(tuple(answer.tokens), answer.text, gained.finish_reason)
+            _send(sender, sequence, whole, len(answer.tokens))
+
+    def failed(error: GlmspecError) -> None:
+        if isinstance(error, Cancelled):
+            sender.send(flags=_FINAL)
+        else:
+            _send_error(sender, error)
+
+    return Listener(delta, failed, request.is_cancelled)
+
+
+def _send(sender: Any, sequence: Sequence, delta: Delta, tokens_so_far: int) -> None:
+    stats = sequence.stats
+    values = {
+        "text_output": np.array([delta.text.encode()], dtype=object),
+        "output_ids": np.array(delta.tokens, dtype=np.int32),
+        "finish_reason": np.array([(delta.finish_reason or "").encode()], dtype=object),
+        "num_input_tokens": np.array([len(sequence.request.prompt_ids)], dtype=np.int32),
+        "num_output_tokens": np.array([tokens_so_far], dtype=np.int32),
+        "acceptance_rate": np.array([stats.draft_acceptance_rate or 0.0], dtype=np.float32),
+        "total_accepted_draft_tokens": np.array([stats.num_accepted], dtype=np.int32),
+        "total_draft_tokens": np.array([stats.num_draft_tokens], dtype=np.int32),
+        "speculative_decoding": np.array([json.dumps(stats.to_json()).encode()], dtype=object),
+    }
+    response = pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in values.items()])
+    sender.send(response, flags=_FINAL if delta.finish_reason else 0)
+
+
+def _send_error(sender: Any, error: GlmspecError) -> None:
+    code = pb_utils.TritonError.INVALID_ARG if isinstance(error, RequestError) else pb_utils.TritonError.INTERNAL
+    sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code)), flags=_FINAL)

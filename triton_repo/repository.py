@@ -1,0 +1,60 @@
+"""Writing a Triton model repository for an engine directory.
+
+REPO/config.json               who wrote it, and for which engines
+REPO/glmspec/config.pbtxt      built from Triton's own protobuf message
+REPO/glmspec/1/model.py        imports the model; all of it lives in `glmspec.triton_repo.model`
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from glmspec.build.configs.fields import read_json
+from glmspec.build.errors import EngineError
+from glmspec.convert.files import new_folder, producer, sha256, write_bytes, write_json
+from glmspec.triton_repo.interface import INPUTS, MODEL_NAME, OUTPUTS
+
+_MODEL_FILE = '''"""The Triton model: see glmspec.triton_repo.model."""
+
+from glmspec.triton_repo.model import TritonPythonModel  # noqa: F401
+'''
+
+
+def write_repository(engines: Path, out: Path, drafter: str | None, speculate: bool) -> None:
+    """Write the repository. The engines stay where they are: the model finds them relative to its own folder."""
+    record = read_json(engines / "config.json")
+    if "target" not in record:
+        raise EngineError(f"{engines}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o DIR")
+    names = [one["name"] for one in record["drafters"]]
+    if drafter is not None and drafter not in [*names, *(one["source"] for one in record["drafters"])]:
+        raise EngineError(f"{engines}: drafter {drafter!r}: no such drafter. It has: {', '.join(names) or 'none'}.")
+    with new_folder(out) as folder:
+        version = folder / MODEL_NAME / "1"
+        version.mkdir(parents=True)
+        # From the final place of the version folder, not the temporary one.
+        relative = os.path.relpath(engines.resolve(), (out / MODEL_NAME / "1").resolve())
+        parameters = {"engines": relative, "drafter": drafter or "", "speculate": "true" if speculate else "false"}
+        write_bytes(folder / MODEL_NAME / "config.pbtxt", model_config(parameters).encode())
+        write_bytes(version / "model.py", _MODEL_FILE.encode())
+        engines_record = {"folder": relative, "sha256": sha256(engines / "config.json")}
+        write_json(folder / "config.json", {"producer": producer(), "engines": engines_record})
+
+
+def model_config(parameters: dict[str, str]) -> str:
+    """The text of config.pbtxt: one decoupled model, no batching by Triton (the engine packs requests itself)."""
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    config = model_config_pb2.ModelConfig(name=MODEL_NAME, backend="python", max_batch_size=0)
+    config.model_transaction_policy.decoupled = True
+    config.instance_group.add(kind="KIND_CPU", count=1)
+    for side, fields, optional in ((config.input, INPUTS, True), (config.output, OUTPUTS, False)):
+        for field in fields.values():
+            for name in field.names:
+                entry = side.add(name=name, data_type=field.dtype, dims=field.dims)
+                if optional:
+                    entry.optional = True
+    for key, value in parameters.items():
+        config.parameters[key].string_value = value
+    return text_format.MessageToString(config)

@@ -1,0 +1,101 @@
+"""From a Triton request's inputs to a `Request`: the checks that Triton does not make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from glmspec.build.errors import RequestError
+from glmspec.runtime.request import Request
+from glmspec.runtime.text import Tokenizer
+from glmspec.triton_repo.interface import INPUTS
+
+DEFAULT_MAX_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Call:
+    """A parsed request. stream: one response a step, rather than one at the end."""
+
+    request: Request
+    stream: bool
+
+
+def parse(inputs: Mapping[str, np.ndarray], tokenizer: Tokenizer | None) -> Call:
+    """Parse inputs by tensor name. Raises `RequestError` naming the input."""
+    said = _fields(inputs)
+    _require_greedy(said)
+    if said.get("exclude_input") is False:
+        raise RequestError("sampling_param_exclude_input_from_output: found false; answers never repeat the prompt")
+    request = Request(
+        prompt_ids=tuple(_prompt(said, tokenizer)),
+        max_tokens=said.get("max_tokens", DEFAULT_MAX_TOKENS),
+        stop=tuple(said.get("stop", ())),
+        ignore_eos=said.get("ignore_eos", False),
+        speculate=said.get("speculate", True),
+    )
+    return Call(request, said.get("stream", False))
+
+
+def _fields(inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Field -> value. One alias at most; scalars as Python values, lists as lists, text decoded."""
+    said: dict[str, Any] = {}
+    for field, spec in INPUTS.items():
+        given = [name for name in spec.names if name in inputs]
+        if len(given) > 1:
+            raise RequestError(f"{' and '.join(given)}: the same setting under two names; send one")
+        if given:
+            values = [_plain(value, given[0]) for value in inputs[given[0]].reshape(-1)]
+            if spec.dims == (1,) and len(values) != 1:
+                raise RequestError(f"{given[0]}: found {len(values)} values, expected 1")
+            said[field] = values[0] if spec.dims == (1,) else values
+    return said
+
+
+def _plain(value: Any, name: str) -> Any:
+    if not isinstance(value, bytes):
+        return value.item()
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        raise RequestError(f"{name}: not UTF-8 text") from None
+
+
+def _require_greedy(said: dict[str, Any]) -> None:
+    temperature, top_k, top_p = said.get("temperature"), said.get("top_k"), said.get("top_p")
+    asks_to_sample = temperature not in (None, 0.0) or top_k not in (None, 0, 1) or top_p not in (None, 1.0)
+    if asks_to_sample and top_k != 1 and temperature != 0.0:
+        raise RequestError(
+            f"temperature: found {temperature} (top_k {top_k}, top_p {top_p}); this version decodes greedily: "
+            "send temperature 0 or top_k 1, or leave them out"
+        )
+
+
+def _prompt(said: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:
+    given = [field for field in ("text", "messages", "input_ids") if field in said]
+    if len(given) != 1:
+        raise RequestError(f"prompt: found {given or 'nothing'}, expected one of text_input, messages and input_ids")
+    if given == ["input_ids"]:
+        return said["input_ids"]
+    if tokenizer is None:
+        raise RequestError(f"{INPUTS[given[0]].names[0]}: this engine has no tokenizer; send input_ids")
+    if given == ["text"]:
+        return tokenizer.encode(said["text"])
+    return tokenizer.encode(tokenizer.chat(_messages(said["messages"])))
+
+
+def _messages(text: str) -> list[dict[str, str]]:
+    try:
+        messages = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RequestError(f"messages: not JSON ({error})") from None
+    fits = isinstance(messages, list) and all(
+        isinstance(one, dict) and {"role", "content"} <= set(one) for one in messages
+    )
+    if not messages or not fits:
+        raise RequestError('messages: expected a JSON list of objects with "role" and "content"')
+    return messages
