@@ -62,7 +62,8 @@ def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSp
     if config.reduced_vocabulary and "lm_head.weight" in absent:
         raise CheckpointError(
             f"{source.folder}: tensor lm_head.weight: missing, "
-            f"expected [{config.draft_vocab_size}, {config.hidden_size}]: a reduced draft vocabulary needs a head of its own."
+            f"expected [{config.draft_vocab_size}, {config.hidden_size}]: "
+            "a reduced draft vocabulary needs a head of its own."
         )
     wanted = [spec for spec in specs if spec.name not in absent]
     items = _items(source, wanted, lambda name: _drafter_parts(source, name))

@@ -1,0 +1,136 @@
+"""Tiny random models for tests: Hugging Face folders, loaded networks, a verifier to compare with."""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.convert.checkpoint import plan_conversion
+from glmspec.runtime.model import Model
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+GOLDENS = DATA / "goldens"
+ASSETS = Path(__file__).resolve().parent.parent.parent / "assets"
+
+# Smaller than ordinary prompts on purpose: beyond index_topk, sparse attention differs from dense.
+VERIFIER_CONFIG: dict[str, Any] = dict(
+    vocab_size=97,
+    hidden_size=64,
+    intermediate_size=96,
+    moe_intermediate_size=32,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    n_shared_experts=1,
+    n_routed_experts=6,
+    num_experts_per_tok=2,
+    routed_scaling_factor=2.5,
+    norm_topk_prob=True,
+    kv_lora_rank=32,
+    q_lora_rank=48,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=24,
+    v_head_dim=20,
+    first_k_dense_replace=2,
+    index_topk=16,
+    index_head_dim=16,
+    index_n_heads=3,
+    indexer_types=["full", "full", "shared", "full", "shared", "shared"],
+    max_position_embeddings=256,
+    rope_parameters={"rope_theta": 10000.0, "rope_type": "default"},
+    rms_norm_eps=1e-5,
+    eos_token_id=1,
+    bos_token_id=0,
+)
+
+LIMITS = EngineLimits(
+    max_model_len=256, max_num_seqs=4, max_num_batched_tokens=128, page_size=8, segment_rows=12, block_rows=9
+)
+
+
+def random_verifier(folder: Path, seed: int = 0, **overrides: Any) -> Any:
+    """Write a random verifier to `folder` in Hugging Face format; returns transformers' model of it.
+
+    A default-initialized checkpoint is a weak oracle (norms 1, biases 0): every norm and bias is random here, and
+    linears are scaled to 1.5 / sqrt(fan in), so that a planted bug shows.
+    """
+    from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+
+    torch.manual_seed(seed)
+    model = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**{**VERIFIER_CONFIG, **overrides})).eval()
+    with torch.no_grad():
+        for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+            if "inv_freq" in name:
+                continue
+            if "norm" in name and name.endswith("weight"):
+                parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
+            elif parameter.dim() < 2:
+                parameter.copy_(0.2 * torch.randn_like(parameter))
+            else:
+                parameter.copy_(1.5 * parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    model.config._attn_implementation = "eager"
+    return model
+
+
+def reference_verifier(folder: Path) -> Any:
+    """transformers' model of a checkpoint folder, float32, eager attention."""
+    from transformers import GlmMoeDsaForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return GlmMoeDsaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@contextmanager
+def stable_topk():
+    """Make transformers' indexer break ties by the lowest index: its own choice among equals is arbitrary."""
+    original = torch.Tensor.topk
+    result = namedtuple("topk", "values indices")
+
+    def topk(self, k, dim=-1, largest=True, sorted=True):
+        values, indices = self.sort(dim=dim, descending=largest, stable=True)
+        return result(values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
+
+    torch.Tensor.topk = topk
+    try:
+        yield
+    finally:
+        torch.Tensor.topk = original
+
+
+def convert_and_load(folder: Path, out: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Convert a Hugging Face folder; its checkpoint and tensors."""
+    checkpoint = plan_conversion(folder).write(out)
+    return checkpoint, checkpoint.load()
+
+
+def load_verifier(folder: Path, out: Path, limits: EngineLimits = LIMITS, **options: Any) -> Model:
+    """A verifier on the reference executor, float32."""
+    checkpoint, weights = convert_and_load(folder, out)
+    return Model(checkpoint.config, limits, "float32", weights, **options)
+
+
+def edit_checkpoint(source: Path, out: Path, *, config: dict | None = None, drop=(), add: dict | None = None) -> Path:
+    """Copy a single-file checkpoint with changes. config: keys to set (None removes one); drop: tensor names to
+    leave out; add: tensors to put in or replace."""
+    out.mkdir(parents=True)
+    values = json.loads((source / "config.json").read_text())
+    for key, value in (config or {}).items():
+        values[key] = value
+        if value is None:
+            del values[key]
+    (out / "config.json").write_text(json.dumps(values))
+    tensors = load_file(source / "model.safetensors")
+    for name in drop:
+        del tensors[name]
+    save_file({**tensors, **(add or {})}, out / "model.safetensors")
+    return out
