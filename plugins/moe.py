@@ -14,7 +14,10 @@ from torch.nn import functional
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 
-_GATHER_LIMIT = 64  # (token, expert) pairs up to which copying the experts' weights beats looping over experts
+# How the reference computes the chosen experts: for a few (token, expert) pairs it copies their experts'
+# weights; small weights it multiplies all at once, a batch an expert; else it loops over the experts hit.
+_GATHER_PAIRS = 16
+_SMALL_WEIGHTS = 1 << 20
 
 
 def reference(
@@ -25,21 +28,39 @@ def reference(
     down_EDF: torch.Tensor,
 ) -> torch.Tensor:
     """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype."""
-    tokens, chosen = expert_NA.shape
-    pair_expert = expert_NA.reshape(-1).long()
-    pair_x = x_ND.repeat_interleave(chosen, 0)
-    if len(pair_expert) <= _GATHER_LIMIT:
-        gate_up = torch.bmm(gate_up_EFD[pair_expert], pair_x.unsqueeze(2)).squeeze(2)
-        gate, up = gate_up.chunk(2, -1)
-        pair_out = torch.bmm(down_EDF[pair_expert], (functional.silu(gate) * up).unsqueeze(2)).squeeze(2)
+    expert_NA = expert_NA.long()
+    if expert_NA.numel() <= min(_GATHER_PAIRS, len(gate_up_EFD)):
+        out_NAD = _gathered(x_ND, expert_NA, gate_up_EFD, down_EDF)
+    elif gate_up_EFD.numel() <= _SMALL_WEIGHTS:
+        out_NAD = _batched(x_ND, expert_NA, gate_up_EFD, down_EDF)
     else:
-        pair_out = torch.empty_like(pair_x)
-        for expert in pair_expert.unique().tolist():
-            at = (pair_expert == expert).nonzero().squeeze(1)
-            gate, up = functional.linear(pair_x[at], gate_up_EFD[expert]).chunk(2, -1)
-            pair_out[at] = functional.linear(functional.silu(gate) * up, down_EDF[expert])
-    weighted = pair_out.view(tokens, chosen, -1) * weight_NA.to(x_ND.dtype).unsqueeze(2)
-    return weighted.sum(1)
+        out_NAD = _looped(x_ND, expert_NA, gate_up_EFD, down_EDF)
+    return (out_NAD * weight_NA.to(x_ND.dtype).unsqueeze(2)).sum(1)
+
+
+def _gathered(x_ND, expert_NA, gate_up_EFD, down_EDF) -> torch.Tensor:
+    """[N, A, D]: one matrix-vector product a pair."""
+    pair_expert = expert_NA.reshape(-1)
+    pair_x = x_ND.repeat_interleave(expert_NA.shape[1], 0).unsqueeze(2)
+    gate, up = torch.bmm(gate_up_EFD[pair_expert], pair_x).chunk(2, 1)
+    return torch.bmm(down_EDF[pair_expert], functional.silu(gate) * up).view(*expert_NA.shape, -1)
+
+
+def _batched(x_ND, expert_NA, gate_up_EFD, down_EDF) -> torch.Tensor:
+    """[N, A, D]: every expert on every token, then the chosen ones."""
+    gate, up = torch.matmul(x_ND, gate_up_EFD.mT).chunk(2, 2)
+    out_END = torch.bmm(functional.silu(gate) * up, down_EDF.mT)
+    return out_END[expert_NA, torch.arange(len(x_ND)).unsqueeze(1)]
+
+
+def _looped(x_ND, expert_NA, gate_up_EFD, down_EDF) -> torch.Tensor:
+    """[N, A, D]: each expert that was hit, on its tokens."""
+    out_NAD = x_ND.new_empty(*expert_NA.shape, x_ND.shape[1])
+    for expert in expert_NA.unique().tolist():
+        token, place = (expert_NA == expert).nonzero(as_tuple=True)
+        gate, up = functional.linear(x_ND[token], gate_up_EFD[expert]).chunk(2, -1)
+        out_NAD[token, place] = functional.linear(functional.silu(gate) * up, down_EDF[expert])
+    return out_NAD
 
 
 def native(x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor, gate_up_EFD: Tensor, down_EDF: Tensor) -> Tensor:

@@ -196,7 +196,9 @@ def _rope(node: Node, scope: Scope) -> str:
     x, cos, sin = node.inputs
     if not node.attributes["interleaved"]:
         return f"k.rope_half_split({scope.var(x)}, {scope.var(cos)}, {scope.var(sin)})"
-    turn = scope.shared(f"k.rotation({scope.var(cos)}, {scope.var(sin)})", [cos, sin])
+    if x.shape[-1] % 2:
+        raise _unknown(node, "interleaved rotary embedding of an odd number of columns")
+    turn = scope.shared(f"k.rotation({scope.var(cos)}, {scope.var(sin)}, {x.shape[-1]})", [cos, sin])
     return f"k.rope_interleaved({scope.var(x)}, {turn})"
 
 

@@ -17,17 +17,17 @@ def topk(x: torch.Tensor, k: int, axis: int, largest: bool, lowest_wins: bool) -
     return values.narrow(axis, 0, k), indices.narrow(axis, 0, k).to(torch.int32)
 
 
-def rotation(cos_N1E: torch.Tensor, sin_N1E: torch.Tensor) -> torch.Tensor:
-    """The complex numbers an interleaved rotary embedding multiplies by, [N, 1, 1, E]."""
-    return torch.complex(cos_N1E.float(), sin_N1E.float()).unsqueeze(1)
+def rotation(cos_N1E: torch.Tensor, sin_N1E: torch.Tensor, columns: int) -> torch.Tensor:
+    """The complex numbers that turn `columns` columns in pairs, [N, 1, 1, columns / 2]: ones where they pass."""
+    passing = (0, columns // 2 - cos_N1E.shape[-1])
+    cos, sin = functional.pad(cos_N1E.float(), passing, value=1.0), functional.pad(sin_N1E.float(), passing)
+    return torch.complex(cos, sin).unsqueeze(1)
 
 
-def rope_interleaved(x_NH1F: torch.Tensor, rotation_N11E: torch.Tensor) -> torch.Tensor:
-    """Pairs (0, 1), (2, 3), ... of the leading columns rotated; the others pass."""
-    columns = 2 * rotation_N11E.shape[-1]
-    pairs = x_NH1F[..., :columns].float().reshape(*x_NH1F.shape[:-1], -1, 2)
-    turned = torch.view_as_real(torch.view_as_complex(pairs) * rotation_N11E).flatten(-2).to(x_NH1F.dtype)
-    return turned if columns == x_NH1F.shape[-1] else torch.cat([turned, x_NH1F[..., columns:]], -1)
+def rope_interleaved(x_NH1F: torch.Tensor, rotation_N11P: torch.Tensor) -> torch.Tensor:
+    """Pairs (0, 1), (2, 3), ... multiplied by their complex number."""
+    pairs = x_NH1F.float().reshape(*x_NH1F.shape[:-1], -1, 2)
+    return torch.view_as_real(torch.view_as_complex(pairs) * rotation_N11P).flatten(-2).to(x_NH1F.dtype)
 
 
 def rope_half_split(x_NH1F: torch.Tensor, cos_N1E: torch.Tensor, sin_N1E: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,252 @@
+"""Every op: its torch reference, and its native lowering run layer by layer, agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from support.networks import author, run
+
+from glmspec.build.network.reader import read
+from glmspec.plugins import (
+    OPS,
+    argmax,
+    block_attention,
+    grouped_conv,
+    index_topk,
+    markov_walk,
+    moe,
+    rms_norm,
+    selector_walk,
+    sparse_mla,
+)
+
+INT = torch.int32
+
+
+@dataclass
+class Case:
+    """One call of an op. static: inputs whose first size is known at build time (weights)."""
+
+    op: Any
+    inputs: dict[str, torch.Tensor]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    static: tuple[str, ...] = ()
+
+
+def table(pages: int, columns: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randperm(pages - 1, generator=generator)[:columns] + 1).to(INT)
+
+
+def index_case(seed: int, quantum: float) -> Case:
+    """Two sequences in three segments. quantum: scores are multiples of it, so that many are equal."""
+    g = torch.Generator().manual_seed(seed)
+    q = (torch.randn(11, 2, 4, generator=g) / quantum).round() * quantum
+    keys = (torch.randn(40, 1, 4, 4, generator=g) / quantum).round() * quantum
+    tables = torch.stack([table(40, 6, 1), table(40, 6, 1), table(40, 6, 2)])
+    segment_rows = torch.tensor([[0, 1, 2, 3], [4, 5, 0, 0], [6, 7, 8, 9]], dtype=INT)
+    segment_rows = torch.cat([segment_rows, torch.tensor([[10], [0], [0]], dtype=INT)], 1)
+    slots = torch.tensor([[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1], [2, 0], [2, 1], [2, 2], [2, 3], [0, 4]])
+    positions = torch.tensor([0, 1, 5, 7, 8, 23, 3, 4, 9, 22, 11])
+    inputs = {
+        "q": q,
+        "weight": torch.randn(11, 2, generator=g),
+        "keys": keys,
+        "page_table": tables,
+        "segment_rows": segment_rows,
+        "row_slot": slots.to(INT),
+        "positions": positions.to(INT),
+    }
+    return Case(index_topk, inputs, {"k": 8})
+
+
+def attention_case(causal: bool, window: int, relative: bool) -> Case:
+    g = torch.Generator().manual_seed(window + causal)
+    inputs = {
+        "q": torch.randn(3, 5, 4, 8, generator=g),
+        "k": torch.randn(3, 5, 2, 8, generator=g),
+        "v": torch.randn(3, 5, 2, 8, generator=g),
+        "k_cache": torch.randn(20, 2, 4, 8, generator=g),
+        "v_cache": torch.randn(20, 2, 4, 8, generator=g),
+        "page_table": torch.stack([table(20, 5, 3), table(20, 5, 4), table(20, 5, 5)]),
+        "anchor": torch.tensor([17, 0, 20], dtype=INT),  # one has no context at all
+    }
+    return Case(block_attention, inputs, dict(scale=0.3, causal=causal, window=window, relative=relative))
+
+
+def walk_inputs(seed: int, vocab: int, quantum: float = 0.0) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn(3, 4, vocab, generator=g)
+    if quantum:
+        logits = (logits / quantum).round() * quantum
+    return {"logits": logits, "anchor": torch.tensor([5, 0, 29], dtype=INT)}
+
+
+def cases() -> dict[str, Case]:
+    g = torch.Generator().manual_seed(0)
+    rand = lambda *dims: torch.randn(*dims, generator=g)  # noqa: E731
+    offset = torch.tensor([0, 3, 3, 5, 5, 8, 8, 8, 8, 11, 11, 14], dtype=INT)
+    made = {
+        "rms_norm": Case(rms_norm, {"x": rand(5, 16) * 3, "w": rand(16)}, {"eps": 1e-6}, ("w",)),
+        "rms_norm of zeros": Case(rms_norm, {"x": torch.zeros(2, 16), "w": rand(16)}, {"eps": 1e-5}, ("w",)),
+        "rms_norm over heads": Case(rms_norm, {"x": rand(5, 3, 16), "w": rand(16)}, {"eps": 1e-6}, ("w",)),
+        "argmax": Case(argmax, {"x": rand(6, 33)}),
+        "argmax of ties": Case(argmax, {"x": rand(20, 9).round()}),
+        "argmax of equal rows": Case(argmax, {"x": torch.zeros(3, 7)}),
+        "sparse_mla": Case(
+            sparse_mla,
+            {
+                "q": rand(5, 3, 12),
+                "cache": rand(9, 1, 4, 12),
+                "rows": torch.randint(0, 36, (5, 6), generator=g).to(INT),
+                "visible": torch.rand(5, 6, generator=g).ge(0.4) | (torch.arange(6) == 0),
+            },
+            {"scale": 0.4, "value_start": 4},
+        ),
+        "grouped_conv": Case(
+            grouped_conv, {"x": rand(3, 5, 12), "base": rand(3, 12), "delta": rand(3, 5, 3, 4)}, {}, ("base",)
+        ),
+        "grouped_conv, one tap": Case(
+            grouped_conv, {"x": rand(2, 4, 8), "base": rand(1, 8), "delta": rand(2, 4, 1, 2)}, {}, ("base",)
+        ),
+        "index_topk": index_case(1, 1e-6),
+        "index_topk with ties": index_case(2, 0.5),
+        "index_topk, all scores equal": index_case(3, 100.0),
+        "markov_walk": Case(
+            markov_walk, {**walk_inputs(1, 30), "w1": rand(30, 4), "w2": rand(30, 4)}, {}, ("w1", "w2")
+        ),
+        "markov_walk with ties": Case(
+            markov_walk,
+            {**walk_inputs(2, 30, 1.0), "w1": rand(30, 4).round(), "w2": rand(30, 4).round()},
+            {},
+            ("w1", "w2"),
+        ),
+        "markov_walk, reduced vocabulary": Case(
+            markov_walk,
+            {**walk_inputs(3, 12), "w1": rand(30, 4), "w2": rand(12, 4), "d2t": offset},
+            {},
+            ("w1", "w2", "d2t"),
+        ),
+        "selector_walk": Case(
+            selector_walk,
+            {**walk_inputs(4, 30), "pred": rand(30, 4), "succ": rand(30, 4)},
+            {"k": 6},
+            ("pred", "succ"),
+        ),
+        "selector_walk, reduced vocabulary": Case(
+            selector_walk,
+            {**walk_inputs(5, 12), "pred": rand(30, 4), "succ": rand(12, 4), "d2t": offset},
+            {"k": 6},
+            ("pred", "succ", "d2t"),
+        ),
+    }
+    for case in made.values():
+        if case.op is selector_walk:  # its second argument
+            logits = case.inputs.pop("logits")
+            case.inputs = {"logits": logits, "projected": rand(3, 4, 4), **case.inputs}
+    for tokens in (1, 5, 40):  # few pairs take the gathering path of the reference, many the looping one
+        experts = torch.stack([torch.randperm(6, generator=g)[:2] for _ in range(tokens)]).to(INT)
+        made[f"moe, {tokens} tokens"] = Case(
+            moe,
+            {
+                "x": rand(tokens, 8),
+                "expert": experts,
+                "weight": rand(tokens, 2),
+                "gate_up": rand(6, 10, 8),
+                "down": rand(6, 8, 5),
+            },
+            {},
+            ("gate_up", "down"),
+        )
+    for causal, window, relative in [
+        (False, 0, False),
+        (False, 6, False),
+        (True, 6, False),
+        (False, 6, True),
+        (True, 3, True),
+    ]:
+        made[f"block_attention causal={causal} window={window} relative={relative}"] = attention_case(
+            causal, window, relative
+        )
+    return made
+
+
+CASES = cases()
+
+
+def as_list(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def native(case: Case) -> Callable:
+    return lambda *inputs: case.op.native(*inputs, **case.attributes)
+
+
+@pytest.mark.parametrize("lowest_wins", [True, False], ids=["TopK ties low", "TopK ties high"])
+@pytest.mark.parametrize("name", CASES)
+def test_native_layers_equal_the_reference(name, lowest_wins):
+    case = CASES[name]
+    expected = as_list(case.op.reference(*case.inputs.values(), **case.attributes))
+    found = run(case.inputs, native(case), case.static, regions=False, lowest_wins=lowest_wins)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_region_is_replaced_by_the_reference(name):
+    case = CASES[name]
+    net = author(case.inputs, native(case), case.static)
+    ops = {node.region["op"] for node in read(net.definition, net.backend).nodes if node.region and "op" in node.region}
+    assert ops == {next(op for op, reference in OPS.items() if reference is case.op.reference)}
+    expected = as_list(case.op.reference(*case.inputs.values(), **case.attributes))
+    for one, other in zip(run(case.inputs, native(case), case.static), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_index_topk_reference_against_a_plain_loop():
+    """The oracle itself, checked by sorting (-score, column) in Python."""
+    for case in (CASES["index_topk"], CASES["index_topk with ties"]):
+        rows, visible = index_topk.reference(*case.inputs.values(), k=8)
+        given = case.inputs
+        for token, (segment, _) in enumerate(given["row_slot"].tolist()):
+            pages, position = given["page_table"][segment].tolist(), int(given["positions"][token])
+            cache_rows = [pages[column // 4] * 4 + column % 4 for column in range(24)]
+            keys = given["keys"].view(-1, 4)[cache_rows[: position + 1]]
+            score = torch.relu(keys @ given["q"][token].T) @ given["weight"][token]
+            best = sorted(range(position + 1), key=lambda column, s=score: (-round(s[column].item(), 5), column))[:8]
+            assert rows[token][visible[token]].tolist() == [cache_rows[column] for column in sorted(best)]
+
+
+def test_grouped_conv_reference_against_the_formula():
+    given = CASES["grouped_conv"].inputs
+    x, base, delta = given["x"], given["base"], given["delta"]
+    for block in range(3):
+        for row in range(5):
+            for column in range(12):
+                taps = range(min(3, row + 1))
+                y = sum((base[t, column] + delta[block, row, t, column // 3]) * x[block, row - t, column] for t in taps)
+                found = grouped_conv.reference(x, base, delta)[block, row, column]
+                torch.testing.assert_close(found, y)
+
+
+@pytest.mark.parametrize("way", ["_gathered", "_batched", "_looped"])
+def test_moe_reference_against_a_plain_loop(monkeypatch, way):
+    """Each of the ways the reference may take."""
+    monkeypatch.setattr(moe, "_GATHER_PAIRS", 1 << 30 if way == "_gathered" else 0)
+    monkeypatch.setattr(moe, "_SMALL_WEIGHTS", 1 << 30 if way == "_batched" else 0)
+    given = {name: tensor.clone() for name, tensor in CASES["moe, 40 tokens"].inputs.items()}
+    if way == "_gathered":  # it is for fewer pairs than experts
+        given |= {name: given[name][:2] for name in ("x", "expert", "weight")}
+    x, gate_up, down = given["x"], given["gate_up"], given["down"]
+    expected = torch.zeros_like(x)
+    for token in range(len(x)):
+        for expert, weight in zip(given["expert"][token].tolist(), given["weight"][token], strict=True):
+            gate, up = (gate_up[expert] @ x[token]).chunk(2)
+            expected[token] += weight * (down[expert] @ (torch.nn.functional.silu(gate) * up))
+    torch.testing.assert_close(moe.reference(*given.values()), expected, rtol=1e-5, atol=1e-5)

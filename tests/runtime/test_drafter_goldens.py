@@ -1,0 +1,119 @@
+"""The drafter networks on the executor against golden tensors, in both window conventions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.models import GOLDENS, convert_and_load
+
+from glmspec.build.configs.drafter import WINDOW_ANCHORED, WINDOW_RELATIVE, DrafterConfig
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.models.registry import model_of
+from glmspec.build.network.reader import read
+from glmspec.build.trt import backend
+from glmspec.runtime.model import Model
+from glmspec.runtime.pack import Block, pack_blocks
+from glmspec.runtime.pages import Span
+
+LIMITS = EngineLimits(
+    max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, page_size=8, segment_rows=9, block_rows=9
+)
+PAGES = [3, 1, 5, 2, 7]
+CONVENTIONS = {"speculators": WINDOW_ANCHORED, "vllm": WINDOW_RELATIVE}
+CONTEXT = 24
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> dict[str, tuple[dict, dict[str, torch.Tensor]]]:
+    """Config values and tensors of each drafter, the verifier's where it shares them."""
+    home = tmp_path_factory.mktemp("goldens")
+    _, verifier = convert_and_load(GOLDENS / "checkpoints" / "verifier", home / "verifier")
+    made = {}
+    for name in ("dspark", "dflash2", "dspark_redvocab"):
+        checkpoint, own = convert_and_load(GOLDENS / "checkpoints" / name, home / name)
+        made[name] = (
+            checkpoint.record["hf_config"],
+            {**own, **{ours: verifier[theirs] for ours, theirs in checkpoint.shared.items()}},
+        )
+    return made
+
+
+def load(weights, kind: str, window: str, **options) -> Model:
+    values, tensors = weights[kind]
+    return Model(DrafterConfig.from_speculators(values, kind, window), LIMITS, "float32", tensors, **options)
+
+
+def final_norm(weights, kind: str) -> str:
+    """Name of the drafter's hidden state after its final norm."""
+    net = model_of(DrafterConfig.from_speculators(weights[kind][0], kind)).author(LIMITS, "float32", backend())
+    return [node.output.name for node in read(net.definition, net.backend).nodes if node.name.startswith("norm/")][-1]
+
+
+def taps(config: DrafterConfig, features: torch.Tensor) -> dict[str, torch.Tensor]:
+    parts = features.split(config.hidden_size, 1)
+    return {f"tap.{tap}": part.contiguous() for tap, part in zip(config.taps, parts, strict=True)}
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+@pytest.mark.parametrize("regions", [True, False], ids=["ops", "layers"])
+def test_block_equals_the_golden(weights, kind, convention, regions):
+    golden = load_file(GOLDENS / f"{kind}_block_{convention}.safetensors")
+    probe = () if regions else (final_norm(weights, kind),)
+    model = load(weights, kind, CONVENTIONS[convention], regions=regions, probes=probe)
+    block = Block(PAGES, int(golden["anchor"]), int(golden["position"]))
+    inputs = pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT)], [block], LIMITS)
+    out = model.run(inputs | taps(model.config, golden["context_features"]))
+    assert out["draft_ids"][0].tolist() == golden["draft_tokens"].tolist()
+    for layer in range(model.config.num_hidden_layers):
+        for cache, key in (("key", "ctx_k"), ("value", "ctx_v")):
+            rows = model.caches[f"cache.layers.{layer}.{cache}"][PAGES].transpose(1, 2).flatten(0, 1)[:CONTEXT]
+            torch.testing.assert_close(rows, golden[f"{key}.{layer}"], rtol=1e-4, atol=1e-4)
+    if probe:
+        torch.testing.assert_close(out[probe[0]], golden["block_hidden"], rtol=1e-4, atol=1e-4)
+    if "confidence" in golden:
+        torch.testing.assert_close(out["confidence"][0], golden["confidence"], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(out["scores"][0], golden["markov_logits"].amax(-1), rtol=1e-4, atol=1e-4)
+    else:
+        torch.testing.assert_close(out["scores"][0], golden["candidate_scores"].amax(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash2", "dspark_redvocab"])
+def test_blocks_in_a_batch_do_not_see_each_other(weights, kind):
+    """Context appended in pieces, three sequences at once, equals each sequence alone."""
+    model = load(weights, kind, WINDOW_ANCHORED)
+    config, g = model.config, torch.Generator().manual_seed(1)
+    owned = [[1, 2, 3], [9, 4, 6], [5, 8, 7]]
+    lengths, anchors = [19, 5, 11], [12, 40, 77]
+    features = [torch.randn(n, len(config.taps) * config.hidden_size, generator=g) for n in lengths]
+
+    def draft(which: list[int], pieces: int) -> list[list[int]]:
+        for cache in model.caches.values():
+            cache.zero_()
+        for piece in range(pieces):
+            parts = [torch.arange(lengths[i]).chunk(pieces)[piece] for i in which]
+            spans = [Span(owned[i], int(part[0]), len(part)) for i, part in zip(which, parts, strict=True)]
+            stacked = torch.cat([features[i][part] for i, part in zip(which, parts, strict=True)])
+            blocks = [Block(owned[i], anchors[i], lengths[i]) for i in which] if piece == pieces - 1 else []
+            inputs = pack_blocks(range(len(stacked)), spans, blocks, LIMITS)
+            out = model.run(inputs | taps(config, stacked))
+        return out["draft_ids"].tolist()
+
+    alone = [draft([i], 1)[0] for i in range(3)]
+    assert draft([0, 1, 2], 2) == alone
+    assert draft([2, 0], 3) == [alone[2], alone[0]]
+    assert all(0 <= token < config.vocab_size for block in alone for token in block)
+
+
+def test_reduced_vocabulary_drafts_are_target_ids(weights):
+    model = load(weights, "dspark_redvocab", WINDOW_ANCHORED)
+    reachable = set((torch.arange(48) + weights["dspark_redvocab"][1]["d2t"]).tolist())
+    g = torch.Generator().manual_seed(2)
+    features = torch.randn(20, 64, generator=g)
+    blocks = [Block(PAGES, anchor, 20) for anchor in (3, 50, 95)]
+    inputs = pack_blocks(range(20), [Span(PAGES, 0, 20)], blocks, LIMITS)
+    drafts = {
+        token for block in model.run(inputs | taps(model.config, features))["draft_ids"].tolist() for token in block
+    }
+    assert drafts <= reachable and any(token >= 48 for token in drafts)

@@ -1,0 +1,211 @@
+"""Speculation is lossless: at temperature 0 the answer is the verifier's own greedy answer, token for token."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from support.models import ASSETS, GOLDENS, reference_verifier, stable_topk
+
+from glmspec.runtime.engine import Engine
+from glmspec.runtime.generate import answer_all
+from glmspec.runtime.request import Request
+
+NEW_TOKENS = 64
+PROMPTS = 50
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_engines) -> dict[str, Engine]:
+    """The trained verifier plain and with each drafter."""
+    return {
+        "plain": Engine(tiny_engines, speculate=False),
+        "dspark": Engine(tiny_engines, "dspark"),
+        "dflash2": Engine(tiny_engines, "dflash2"),
+    }
+
+
+@pytest.fixture(scope="module")
+def requests(engines) -> list[Request]:
+    """50 held-out prompts, most of them longer than index_topk."""
+    lines = [json.loads(line)["prompt"] for line in (ASSETS / "prompts.jsonl").read_text().splitlines()]
+    tokenizer = engines["plain"].tokenizer
+    ids = [tuple(tokenizer.encode(text)) for text in lines[:PROMPTS]]
+    assert len(ids) == PROMPTS and sum(len(one) > engines["plain"].verifier.config.index_topk for one in ids) > 25
+    return [Request(prompt_ids=one, max_tokens=NEW_TOKENS) for one in ids]
+
+
+@pytest.fixture(scope="module")
+def plain(engines, requests) -> list[list[int]]:
+    """Plain greedy decoding, one prompt at a time."""
+    return [engines["plain"].answer(request)[0].tokens for request in requests]
+
+
+def test_plain_decoding_is_transformers_greedy(plain, requests):
+    """The anchor of everything below: the verifier alone equals transformers' own generate."""
+    model = reference_verifier(ASSETS / "tiny-verifier")
+    for request, tokens in list(zip(requests, plain, strict=True))[:: PROMPTS // 5]:
+        prompt = torch.tensor([request.prompt_ids])
+        with torch.no_grad(), stable_topk():
+            out = model.generate(
+                prompt, max_new_tokens=NEW_TOKENS, do_sample=False, attention_mask=torch.ones_like(prompt)
+            )
+        assert out[0, prompt.shape[1] :].tolist() == tokens
+
+
+@pytest.mark.parametrize("drafter", ["dspark", "dflash2"])
+def test_speculated_equals_plain_one_at_a_time(engines, requests, plain, drafter):
+    found = [engines[drafter].answer(request)[0].tokens for request in requests]
+    assert found == plain
+
+
+@pytest.mark.parametrize("drafter", ["dspark", "dflash2"])
+def test_speculated_equals_plain_all_at_once(engines, requests, plain, drafter):
+    """Mixed lengths, prompt chunks beside verify blocks; what else runs never changes an answer."""
+    jobs = answer_all(engines[drafter], requests)
+    assert [job.answer.tokens for job in jobs] == plain
+
+
+@pytest.mark.parametrize("drafter", ["dspark", "dflash2"])
+def test_drafts_are_worth_verifying(engines, requests, drafter):
+    """The trained drafters on held-out prompts: a wrong row, offset or mask shows here and nowhere else."""
+    jobs = answer_all(engines[drafter], requests)
+    steps = sum(job.stats.num_steps for job in jobs)
+    accepted = sum(job.stats.num_accepted for job in jobs)
+    assert 1 + accepted / steps >= 3.0
+
+
+class ScriptedDrafter:
+    """Stands in for a drafter: knows the true continuation and spoils it at one place of every block."""
+
+    tap_names: tuple[str, ...] = ()
+
+    def __init__(self, real, truth: list[int], spoil_at: int) -> None:
+        self.config = real.config
+        self._truth, self._spoil_at = truth, spoil_at
+
+    def run(self, inputs):
+        count = self.config.num_drafts
+        blocks = []
+        for position in inputs["anchor_positions"].tolist():
+            block = (self._truth[position + 1 :] + [0] * count)[:count]
+            if self._spoil_at < count:
+                block[self._spoil_at] = (block[self._spoil_at] + 1) % self.config.vocab_size
+            blocks.append(block)
+        return {"draft_ids": torch.tensor(blocks, dtype=torch.int32)}
+
+
+@pytest.mark.parametrize("spoil_at", range(9))
+def test_a_draft_spoiled_anywhere_changes_nothing(tiny_engines, requests, plain, spoil_at):
+    """At place k of every block k drafts are accepted and one is corrected; 8 spoils none."""
+    engine = Engine(tiny_engines, "dspark")
+    for index in (3, 21, 40):
+        request, tokens = requests[index], plain[index]
+        truth = list(request.prompt_ids) + tokens
+        engine.loop.drafter = ScriptedDrafter(engine.drafter, truth, spoil_at)
+        answer, stats = engine.answer(request)
+        assert answer.tokens == tokens
+        full = [accepted for accepted, steps in enumerate(stats.acceptance_histogram) for _ in range(steps)]
+        assert max(full) == min(spoil_at, 8)
+        assert all(accepted == spoil_at for accepted in full[1:]) or spoil_at == 8  # but for the last, shorter block
+
+
+def test_random_weights_without_tokenizer(golden_engines):
+    """Drafts of random drafters are nearly all rejected; prompts around the page boundaries; every drafter."""
+    plain = Engine(golden_engines, speculate=False)
+    generator = random.Random(5)
+    requests = [
+        Request(prompt_ids=tuple(generator.randrange(2, 95) for _ in range(length)), max_tokens=20)
+        for length in (1, 2, 15, 16, 17, 31, 32, 33, 90)
+    ]
+    expected = [job.answer for job in answer_all(plain, requests)]
+    oracle = reference_verifier(GOLDENS / "checkpoints" / "verifier")
+    for request, answer in zip(requests[1::3], expected[1::3], strict=True):
+        prompt = torch.tensor([request.prompt_ids])
+        with torch.no_grad(), stable_topk():
+            out = oracle.generate(prompt, max_new_tokens=20, do_sample=False, attention_mask=torch.ones_like(prompt))
+        assert out[0, prompt.shape[1] :].tolist() == answer.tokens
+    for name in ("dspark", "dflash2", "dspark-2"):
+        found = [job.answer for job in answer_all(Engine(golden_engines, name), requests)]
+        assert found == expected
+
+
+def test_some_requests_of_a_batch_may_decline_speculation(engines, requests, plain):
+    mixed = [
+        Request(prompt_ids=one.prompt_ids, max_tokens=NEW_TOKENS, speculate=index % 2 == 0)
+        for index, one in enumerate(requests[:12])
+    ]
+    jobs = answer_all(engines["dspark"], mixed)
+    assert [job.answer.tokens for job in jobs] == plain[:12]
+    assert [job.stats.num_steps > 0 for job in jobs] == [index % 2 == 0 for index in range(12)]
+
+
+def test_the_limit_of_the_engine_ends_an_answer(engines):
+    """A prompt just short of max_model_len: the answer fills it, with and without drafts, and stops with length."""
+    limit = engines["plain"].limits.max_model_len
+    ids = tuple((b"1, 2, 3, 4, 5, 6, 7, 8, 9. " * 200)[: limit - 13])
+    answers = [
+        engine.answer(Request(prompt_ids=ids, max_tokens=100, ignore_eos=True))[0] for engine in engines.values()
+    ]
+    assert {len(answer.tokens) for answer in answers} == {13}
+    assert {answer.finish_reason for answer in answers} == {"length"}
+    assert answers[0].tokens == answers[1].tokens == answers[2].tokens
+
+
+def test_a_drafter_falls_silent_beyond_its_reach(tiny_engines, requests, plain):
+    """The drafter knows fewer positions than the verifier: no drafts past them, and the same text."""
+    engine = Engine(tiny_engines, "dspark")
+    index = max(range(PROMPTS), key=lambda i: len(plain[i]))
+    engine.scheduler.drafter_reach = len(requests[index].prompt_ids) + 20
+    answer, stats = engine.answer(requests[index])
+    assert answer.tokens == plain[index]
+    assert 0 < stats.num_draft_tokens <= 8 * 20
+
+
+def test_aborted_requests_leave_the_others_alone(engines, requests, plain):
+    """Abort while waiting, in the prompt and between draft and verify; every page comes back."""
+    engine = engines["dflash2"]
+    free = engine.scheduler.pool.free
+    sequences = [engine.add(request) for request in requests[:14]]
+    tokens: dict[int, list[int]] = {index: [] for index in range(14)}
+    for step in range(400):
+        if step in (1, 3, 6) and not sequences[step].finished:
+            engine.abort(sequences[step])
+            engine.abort(sequences[step])  # twice is harmless
+        for sequence, delta in engine.step():
+            tokens[sequences.index(sequence)] += delta.tokens
+        if not engine.busy:
+            break
+    assert not engine.busy and engine.scheduler.pool.free == free
+    kept = [index for index in range(14) if sequences[index].finish_reason != "aborted"]
+    assert len(kept) >= 11
+    assert all(tokens[index] == plain[index] for index in kept)
+
+
+@pytest.mark.parametrize("drafter", ["dspark", "dflash2"])
+def test_the_drafter_knows_the_same_context_as_after_a_cold_start(tiny_engines, requests, plain, drafter):
+    """Rows appended a few at a time, in a batch, equal those of one pass over the same tokens: no row is lost,
+    doubled or shifted. (That would only lower acceptance, and show nowhere else.)"""
+    rows = {}
+    for name, company in (("warm", requests[4:7]), ("cold", [])):
+        engine = Engine(tiny_engines, drafter)
+        request = requests[3]
+        if name == "cold":
+            request = Request(prompt_ids=request.prompt_ids + tuple(plain[3]), max_tokens=3, ignore_eos=True)
+        sequence = engine.add(request)
+        for other in company:
+            engine.add(other)
+        engine.step()
+        pages = list(sequence.pages)
+        while engine.busy:
+            engine.step()
+        count = len(requests[3].prompt_ids) + len(plain[3]) - 1 - 9  # the last block's rows are never appended
+        rows[name] = {
+            cache: tensor[pages].transpose(1, 2).flatten(0, 1)[:count]
+            for cache, tensor in engine.drafter.caches.items()
+        }
+    assert count > 60
+    for cache, expected in rows["cold"].items():
+        torch.testing.assert_close(rows["warm"][cache], expected, rtol=1e-3, atol=1e-3, msg=cache)
