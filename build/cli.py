@@ -158,7 +158,7 @@ def serve(repository: Path, host: str, http_port: int, grpc_port: int, metrics_p
 @main.command()
 @click.argument("directory", type=_FOLDER)
 def inspect(directory: Path) -> None:
-    """Show what an engine directory or a converted checkpoint holds."""
+    """Show what a converted checkpoint, an engine directory or a model repository holds."""
     from glmspec.build.inspect import show
 
     show(directory)

@@ -14,15 +14,17 @@ from glmspec.build.errors import GlmspecError
 
 
 def show(folder: Path) -> None:
-    """Print an engine directory or a converted checkpoint to stdout."""
+    """Print a converted checkpoint, an engine directory or a model repository to stdout."""
     record = read_json(folder / "config.json")
     console = Console()
     if "target" in record:
         _show_engines(console, folder, record)
     elif "hf_config" in record:
         _show_checkpoint(console, folder, record)
+    elif "engines" in record:
+        _show_repository(console, folder, record)
     else:
-        raise GlmspecError(f"{folder}: neither an engine directory nor a converted checkpoint of glmspec.")
+        raise GlmspecError(f"{folder}: not a converted checkpoint, engine directory or model repository of glmspec.")
 
 
 def left_out_lines(record: dict[str, Any]) -> list[str]:
@@ -32,40 +34,56 @@ def left_out_lines(record: dict[str, Any]) -> list[str]:
 
 
 def _show_engines(console: Console, folder: Path, record: dict[str, Any]) -> None:
-    limits = record["limits"]
     console.print(f"[bold]{folder}[/bold]: engines for {record['target']}, compute {record['compute']}")
     tensorrt, maker = record["tensorrt"], record["producer"]
     console.print(f"authored by glmspec {maker['version']} with {tensorrt['package']} {tensorrt['version']}")
-    table = Table(title="Models")
-    for column in ("name", "architecture", "network layers", "network hash", "plan", "weights", "weights hash"):
-        table.add_column(column)
     names = [record["verifier"], *(drafter["name"] for drafter in record["drafters"])]
     configs = {name: read_json(folder / name / "config.json") for name in names}
+    models = _table("Models", "name", "architecture", "layers", "plan", "weights")
+    hashes = _table("Hashes (SHA-256, first 16 digits)", "name", "network", "plan", "weights")
     for name, config in configs.items():
-        plan = folder / name / config["plan"]["file"] if config["plan"] else None
-        table.add_row(
-            name,
-            config["pretrained_config"]["architecture"],
-            f"{config['network']['layers']:,}",
-            config["network"]["sha256"][:12],
-            _size(plan) if plan else "none (authored at load)",
-            config["weights"]["folder"],
-            config["weights"]["sha256"][:12],
+        plan, network, weights = config["plan"], config["network"], config["weights"]
+        size = _size(folder / name / plan["file"]) if plan else "authored at load"
+        models.add_row(
+            name, config["pretrained_config"]["architecture"], f"{network['layers']:,}", size, weights["folder"]
         )
-    console.print(table)
-    table = Table(title="Limits")
-    for key in limits:
-        table.add_column(key)
-    table.add_row(*(f"{value:,}" for value in limits.values()))
-    console.print(table)
+        hashes.add_row(name, network["sha256"][:16], plan["sha256"][:16] if plan else "-", weights["sha256"][:16])
+    limits = _table("Limits", "limit", "value")
+    for key, value in record["limits"].items():
+        limits.add_row(key, f"{value:,}")
+    for table in (models, hashes, limits):
+        console.print(table)
     for name, config in configs.items():
         _show_contract(console, name, config["contract"])
 
 
+def _show_repository(console: Console, folder: Path, record: dict[str, Any]) -> None:
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    console.print(f"[bold]{folder}[/bold]: Triton model repository for the engines in {record['engines']['folder']}")
+    for path in sorted(folder.glob("*/config.pbtxt")):
+        config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+        table = _table(f"Model {config.name}", "direction", "tensor", "type", "dims")
+        for direction, tensors in (("in", config.input), ("out", config.output)):
+            for tensor in tensors:
+                kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+                table.add_row(direction, tensor.name, kind, ", ".join(map(str, tensor.dims)))
+        console.print(table)
+        for key, value in sorted(config.parameters.items()):
+            console.print(f"{key}: {value.string_value or '-'}")
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table whose first column never wraps."""
+    made = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        made.add_column(column, no_wrap=index == 0, overflow="fold")
+    return made
+
+
 def _show_contract(console: Console, name: str, contract: dict[str, Any]) -> None:
-    table = Table(title=f"{name}: inputs and outputs of a step (weights, tables and caches are bound once)")
-    for column in ("direction", "tensor", "dtype", "dims"):
-        table.add_column(column)
+    table = _table(f"{name}: inputs and outputs of a step", "direction", "tensor", "dtype", "dims")
     for direction, specs in (("in", contract["inputs"]), ("out", contract["outputs"])):
         for spec in specs:
             if spec["role"] == "step":
@@ -81,9 +99,8 @@ def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> 
     console.print(
         f"[bold]{folder}[/bold]: {record['architecture']}, {record['dtype']}, from {record['source']['folder']}"
     )
-    table = Table(title=f"{record['weights']['file']} ({_size(folder / record['weights']['file'])})")
-    for column in ("tensor", "dtype", "shape"):
-        table.add_column(column)
+    size = _size(folder / record["weights"]["file"])
+    table = _table(f"{record['weights']['file']} ({size})", "tensor", "dtype", "shape")
     with safe_open(folder / record["weights"]["file"], framework="np") as file:
         for name in file.keys():  # noqa: SIM118  (not a dict)
             view = file.get_slice(name)

@@ -120,6 +120,8 @@ class Conversion:
 
 def plan_conversion(folder: Path) -> Conversion:
     """Read and check a Hugging Face folder; writes nothing. Raises naming the field or tensor at fault."""
+    if is_converted(folder):
+        raise CheckpointError(f"{folder}: already a converted checkpoint; use it as it is.")
     source = Source(folder)
     config = parse_config(source.config, f"{folder}/config.json")
     specs = model_of(config).weight_specs("bfloat16")

@@ -6,6 +6,7 @@ tensor-parallel rank have to agree).
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from glmspec.build.network import ops
@@ -22,7 +23,7 @@ def native(x_NV: Tensor) -> Tensor:
     net, size = x_NV.net, x_NV.shape[-1]
     with net.region("argmax", [x_NV], {}) as outputs:
         best_N1 = ops.reduce(x_NV, "MAX", 1)
-        column_1V = net.constant([list(range(size))], "int32")
+        column_1V = net.constant(np.arange(size)[None], "int32")
         index_NV = ops.select(x_NV.equals(best_N1), column_1V, size)
         outputs.append(ops.reduce(index_NV, "MIN", 1, keep=False))
     return outputs[0]

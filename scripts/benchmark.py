@@ -165,11 +165,13 @@ def report(result: dict) -> str:
         for name, one in speculation.items()
         if name != "plain"
     )
+    plain = speculation["plain"]["tokens/s"]
     return f"""# CPU benchmark: reference executor and speculation, tiny models
 
 Written by `scripts/benchmark.py` on {result["date"]}: {machine["cpu"]}, {machine["cores"]} cores, 1 thread,
-Python {machine["python"]}; {versions}. Medians of {config["rounds"]} interleaved rounds in one run. Shared machines drift:
-compare the ratios. Nothing here was measured on a GPU.
+Python {machine["python"]}; {versions}.
+Medians of {config["rounds"]} interleaved rounds in one run. Shared machines drift: compare the ratios. Nothing here
+was measured on a GPU.
 
 One step at {config["context"]} tokens of context (the tiny verifier, float32):
 
@@ -179,11 +181,12 @@ One step at {config["context"]} tokens of context (the tiny verifier, float32):
 | glmspec verifier on the executor, 1 row (packing included) | {decode["verifier, 1 row"]:.2f} |
 | glmspec verifier on the executor, 9 rows (a verify block) | {decode["verifier, 9 rows"]:.2f} |
 
-Ratio of the second line to the first: {decode["verifier to transformers"]:.2f}. The network has {decode["layers"]:.0f} layers
-that run every step: {decode["us a layer, 1 row"]:.1f} us a layer with 1 row, {decode["us a layer, 9 rows"]:.1f} us with 9.
+Ratio of the second line to the first: {decode["verifier to transformers"]:.2f}.
+The network has {decode["layers"]:.0f} layers that run every step: {decode["us a layer, 1 row"]:.1f} us a layer with
+1 row, {decode["us a layer, 9 rows"]:.1f} us with 9.
 
-Greedy decoding of held-out prompts, one at a time, up to {config["new_tokens"]} new tokens, the same text in every case
-(plain: {speculation["plain"]["tokens/s"]:.0f} tokens/s):
+Greedy decoding of held-out prompts, one at a time, up to {config["new_tokens"]} new tokens, the same text in every
+case (plain: {plain:.0f} tokens/s):
 
 | drafter | acceptance length | acceptance rate | tokens/s | ratio to plain |
 |---|---|---|---|---|

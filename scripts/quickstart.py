@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from glmspec.build.errors import GlmspecError
+from glmspec.runtime.generate import stats_table
 from glmspec.runtime.stats import SpecStats
 from glmspec.triton_repo.client import Client
 from glmspec.triton_repo.launcher import Ports, Server
@@ -104,7 +105,8 @@ def measure(client: Client) -> None:
             texts[speculate] = ["".join(chunk.text for chunk in answer) for answer in answers]
             if speculate:
                 stats = pooled([answer[-1].stats for answer in answers])
-    console.print(table(stats, speeds, len(prompts)))
+    console.print(f"{len(prompts)} held-out prompts, one at a time, greedy:")
+    console.print(table(stats, speeds))
     if texts[True] != texts[False]:
         raise click.ClickException("the speculated answers differ from the plain ones: this is a bug")
     console.print("Every speculated answer equals the plain one.")
@@ -118,15 +120,9 @@ def pooled(parts: list[SpecStats]) -> SpecStats:
     return total
 
 
-def table(stats: SpecStats, speeds: dict[bool, float], prompts: int) -> Table:
+def table(stats: SpecStats, speeds: dict[bool, float]) -> Table:
     """The numbers people compare."""
-    made = Table(title=f"{DRAFTERS[0]} over {prompts} held-out prompts, one at a time, greedy")
-    made.add_column("figure")
-    made.add_column("value", justify="right")
-    made.add_row("acceptance length", f"{stats.mean_acceptance_length:.2f}")
-    made.add_row("acceptance rate", f"{stats.draft_acceptance_rate:.1%}")
-    for position, rate in enumerate(stats.position_rates, 1):
-        made.add_row(f"position {position}", f"{rate:.1%}")
+    made = stats_table(stats, DRAFTERS[0])
     made.add_row("tokens/s with speculation", f"{speeds[True]:.0f}")
     made.add_row("tokens/s without", f"{speeds[False]:.0f}")
     made.add_row("ratio", f"{speeds[True] / speeds[False]:.2f}")

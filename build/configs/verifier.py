@@ -160,6 +160,10 @@ def _indexer_types(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _rope_theta(fields: Fields) -> float:
+    if not fields.has("rope_parameters"):  # configs written before it existed
+        if fields.has("rope_scaling"):
+            fields.fail("rope_scaling", "null: only the default rotary embedding is supported")
+        return fields.number("rope_theta")
     rope = fields.section("rope_parameters")
     rope.choice("rope_type", ("default",))
     theta = rope.number("rope_theta")
@@ -169,6 +173,8 @@ def _rope_theta(fields: Fields) -> float:
 
 
 def _eos_token_ids(fields: Fields) -> tuple[int, ...]:
+    if not fields.has("eos_token_id"):  # then generation_config.json or the tokenizer may name one
+        return ()
     if isinstance(fields.values.get("eos_token_id"), int):
         return (fields.integer("eos_token_id", least=0),)
     return fields.integers("eos_token_id")

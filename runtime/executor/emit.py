@@ -30,6 +30,10 @@ class Scope:
         """The NumPy array of a constant. Raises `NetworkError` when it is computed at run time."""
         raise NotImplementedError
 
+    def is_static(self, value: Value) -> bool:
+        """True when the value is known at bind time."""
+        raise NotImplementedError
+
     def shared(self, expression: str, uses: list[Value]) -> str:
         """The name of an expression that several layers need: computed once a step."""
         raise NotImplementedError
@@ -185,7 +189,10 @@ def _reshaped(node: Node, dims: list[int], before: list[int], x: str, order: lis
 def _matmul(node: Node, scope: Scope) -> str:
     sides = []
     for value, flip in zip(node.inputs, node.attributes["transpose"], strict=True):
-        sides.append(scope.shared(f"{scope.var(value)}.mT", [value]) if flip else scope.var(value))
+        name = scope.var(value)
+        if flip:  # of a weight once, at bind time; of a step's value only where it is used, so that it can be freed
+            name = scope.shared(f"{name}.mT", [value]) if scope.is_static(value) else f"{name}.mT"
+        sides.append(name)
     ranks = {len(value.shape) for value in node.inputs}
     return f"torch.mm({sides[0]}, {sides[1]})" if ranks == {2} else f"torch.matmul({sides[0]}, {sides[1]})"
 

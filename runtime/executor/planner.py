@@ -101,10 +101,14 @@ class Planner(Scope):
             raise NetworkError(f"{self._layer}: the reference executor needs {value.name} to be a constant")
         return self._arrays[value.name]
 
+    def is_static(self, value: Value) -> bool:
+        """See `Scope`: weights, constants, and what depends on them alone."""
+        return value.name in self._static or value.name in self._arrays
+
     def shared(self, expression: str, uses: list[Value]) -> str:
         """See `Scope`; at bind time when it depends on weights alone."""
         if expression not in self._shared:
-            static = all(self._is_static(value) for value in uses)
+            static = all(self.is_static(value) for value in uses)
             name = self._shared[expression] = self._fresh("w" if static else "s")
             lines = self.program.bind_lines if static else self.program.step_lines
             lines.append(Line(name, expression, self._layer))
@@ -133,7 +137,7 @@ class Planner(Scope):
 
     def _plan_unit(self, at: int, unit: _Unit, last_use: dict[str, int]) -> None:
         self._layer = unit.name
-        static = all(self._is_static(value) for value in unit.inputs)
+        static = all(self.is_static(value) for value in unit.inputs)
         expression = self._expression(unit)
         if static:
             self._static |= {value.name for value in unit.outputs}
@@ -151,9 +155,6 @@ class Planner(Scope):
         arguments = [self.var(value) for value in unit.inputs]
         arguments += [f"{key}={value!r}" for key, value in sorted(unit.attributes.items())]
         return f"OPS[{unit.op!r}]({', '.join(arguments)})"
-
-    def _is_static(self, value: Value) -> bool:
-        return value.name in self._static or value.name in self._arrays
 
     def _release(self, at: int, unit: _Unit, last_use: dict[str, int]) -> None:
         """Give back the names of values this unit is the last to read."""

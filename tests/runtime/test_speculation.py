@@ -191,12 +191,12 @@ def test_the_drafter_knows_the_same_context_as_after_a_cold_start(tiny_engines, 
     rows = {}
     for name, company in (("warm", requests[4:7]), ("cold", [])):
         engine = Engine(tiny_engines, drafter)
+        for other in company:  # before it in every packed step
+            engine.add(other)
         request = requests[3]
         if name == "cold":
             request = Request(prompt_ids=request.prompt_ids + tuple(plain[3]), max_tokens=3, ignore_eos=True)
         sequence = engine.add(request)
-        for other in company:
-            engine.add(other)
         engine.step()
         pages = list(sequence.pages)
         while engine.busy:
