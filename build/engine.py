@@ -38,7 +38,16 @@ from glmspec.convert.checkpoint import (
     plan_conversion,
     read_checkpoint,
 )
-from glmspec.convert.files import new_folder, producer, refuse_foreign, sha256, write_bytes, write_json
+from glmspec.convert.files import (
+    ENGINES,
+    MODEL_ENGINE,
+    new_folder,
+    producer,
+    refuse_to_replace,
+    sha256,
+    write_bytes,
+    write_json,
+)
 
 PLAN_FILE = "rank0.engine"
 VERIFIER = "verifier"
@@ -75,11 +84,13 @@ def build_engines(
 ) -> None:
     """Build an engine directory. Raises naming the field, tensor or layer at fault, having written nothing."""
     tensorrt = _backend_for(target)
-    refuse_foreign(out)
+    inputs = [verifier, *drafters]
+    refuse_to_replace(out, ENGINES, inputs)
     with progress.stage("Reading and checking checkpoints"):
         members = [_open(VERIFIER, verifier), *_open_drafters(drafters)]
         _check_family(members)
     limits = engine_limits(members[0].config, [one.config for one in members[1:]], target, options)
+    _note_oddities(members, limits, progress)
     compute = options.compute or target.compute
     for member in members:
         with progress.stage(f"Authoring the {member.name} network"):
@@ -88,7 +99,7 @@ def build_engines(
             with progress.stage(f"Building {member.name} for {target.compute_capability}"):
                 k = limits.index_topk(member.config.index_topk) if member.name == VERIFIER else 0
                 member.plan = build_plan(member.net, limits, k, target.compute_capability)
-    with new_folder(out) as folder:
+    with new_folder(out, ENGINES, inputs) as folder:
         for member in members:
             _write_member(member, folder, out, limits, compute, progress)
         tokenizer = _copy_tokenizer(members[0], folder)
@@ -144,6 +155,21 @@ def _check_family(members: list[_Member]) -> None:
     members[0].taps = tuple(sorted({tap for member in members[1:] for tap in member.config.taps}))
 
 
+def _note_oddities(members: list[_Member], limits: EngineLimits, progress: Progress) -> None:
+    """Say what is legal and surprising."""
+    for member in members[1:]:
+        reach = member.config.max_position_embeddings
+        if reach < limits.max_model_len:
+            progress.note(
+                f"{member.name} knows {reach} positions and max_model_len is {limits.max_model_len}: "
+                "beyond its own it drafts nothing."
+            )
+    origin = members[0].origin
+    ends = origin.end_tokens if isinstance(origin, Conversion) else origin.record["eos_token_ids"]
+    if not ends:
+        progress.note("the verifier names no end token: answers end at max_tokens only.")
+
+
 def engine_limits(
     verifier: VerifierConfig, drafters: Sequence[DrafterConfig], target: Target, options: Options
 ) -> EngineLimits:
@@ -183,7 +209,7 @@ def _write_member(
     write_json(
         home / "config.json",
         {
-            "producer": producer(),
+            "producer": producer(MODEL_ENGINE),
             "pretrained_config": checkpoint.record,
             "build_config": {"compute": compute, "taps": list(member.taps), **asdict(limits)},
             "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
@@ -214,7 +240,7 @@ def _directory_record(
     tensorrt = members[0].net.backend
     verifier_record = _pretrained(folder / VERIFIER)
     return {
-        "producer": producer(),
+        "producer": producer(ENGINES),
         "target": target.name,
         "tensorrt": {"package": tensorrt.package, "version": tensorrt.version},
         "compute": compute,

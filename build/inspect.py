@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from safetensors import safe_open
 
 from glmspec.build.configs.fields import read_json
 from glmspec.build.errors import GlmspecError
+from glmspec.convert.checkpoint import read_checkpoint
 
 
 def show(folder: Path) -> None:
@@ -34,7 +36,7 @@ def left_out_lines(record: dict[str, Any]) -> list[str]:
 
 
 def _show_engines(console: Console, folder: Path, record: dict[str, Any]) -> None:
-    console.print(f"[bold]{folder}[/bold]: engines for {record['target']}, compute {record['compute']}")
+    console.print(f"[bold]{escape(str(folder))}[/bold]: engines for {record['target']}, compute {record['compute']}")
     tensorrt, maker = record["tensorrt"], record["producer"]
     console.print(f"authored by glmspec {maker['version']} with {tensorrt['package']} {tensorrt['version']}")
     names = [record["verifier"], *(drafter["name"] for drafter in record["drafters"])]
@@ -61,7 +63,8 @@ def _show_repository(console: Console, folder: Path, record: dict[str, Any]) -> 
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
-    console.print(f"[bold]{folder}[/bold]: Triton model repository for the engines in {record['engines']['folder']}")
+    place, engines = escape(str(folder)), escape(record["engines"]["folder"])
+    console.print(f"[bold]{place}[/bold]: Triton model repository for the engines in {engines}")
     for path in sorted(folder.glob("*/config.pbtxt")):
         config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
         table = _table(f"Model {config.name}", "direction", "tensor", "type", "dims")
@@ -71,7 +74,7 @@ def _show_repository(console: Console, folder: Path, record: dict[str, Any]) -> 
                 table.add_row(direction, tensor.name, kind, ", ".join(map(str, tensor.dims)))
         console.print(table)
         for key, value in sorted(config.parameters.items()):
-            console.print(f"{key}: {value.string_value or '-'}")
+            console.print(f"{key}: {value.string_value or '-'}", markup=False)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -96,9 +99,9 @@ def _show_contract(console: Console, name: str, contract: dict[str, Any]) -> Non
 
 
 def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> None:
-    console.print(
-        f"[bold]{folder}[/bold]: {record['architecture']}, {record['dtype']}, from {record['source']['folder']}"
-    )
+    read_checkpoint(folder)  # refuses one that has lost its weights
+    place, origin = escape(str(folder)), escape(record["source"]["folder"])
+    console.print(f"[bold]{place}[/bold]: {record['architecture']}, {record['dtype']}, from {origin}")
     size = _size(folder / record["weights"]["file"])
     table = _table(f"{record['weights']['file']} ({size})", "tensor", "dtype", "shape")
     with safe_open(folder / record["weights"]["file"], framework="np") as file:
@@ -109,7 +112,7 @@ def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> 
     for name, source in record["shared_from_verifier"].items():
         console.print(f"{name} is taken from the verifier's {source}")
     for line in left_out_lines(record):
-        console.print(line)
+        console.print(line, markup=False)
 
 
 def _size(path: Path) -> str:

@@ -18,8 +18,9 @@ def build_plan(net: Network, limits: EngineLimits, index_topk: int, compute_capa
     if hasattr(config, "num_compute_capabilities"):  # tensorrt_rtx: build for a GPU that is not here
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, compute_capability), 0)
-    config.add_optimization_profile(_profile(net, limits.ranges(index_topk)))
     net.backend.take_errors()
+    if config.add_optimization_profile(_profile(net, limits.ranges(index_topk))) < 0:
+        raise NetworkError(f"{net.name}: TensorRT refuses the ranges of its inputs: {net.backend.take_errors()}")
     plan = net.builder.build_serialized_network(net.definition, config)
     complaint = net.backend.take_errors()
     if plan is None:

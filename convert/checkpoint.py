@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from glmspec.build.configs.drafter import ARCHITECTURES as DRAFTERS
 from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.fields import read_json
+from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
-from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
 from glmspec.build.errors import CheckpointError, ConfigError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.models.registry import model_of
-from glmspec.convert.files import new_folder, producer, sha256, write_json
+from glmspec.convert.files import CHECKPOINT, new_folder, producer, sha256, write_json
 from glmspec.convert.names import Plan, plan_drafter, plan_verifier
 from glmspec.convert.safetensors_stream import write_stream
 from glmspec.convert.source import Source
@@ -64,8 +65,12 @@ class Checkpoint:
         return self.record["weights"]["sha256"]
 
     def load(self) -> dict[str, torch.Tensor]:
-        """Every tensor, memory-mapped where it can be."""
-        return load_file(self.folder / self.record["weights"]["file"])
+        """Every tensor. Raises `CheckpointError` when the file is not whole."""
+        path = self.folder / self.record["weights"]["file"]
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: not a whole safetensors file ({error}). Convert again.") from None
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,11 @@ class Conversion:
     source: Source
     config: Config
     plan: Plan
+    end_tokens: tuple[int, ...] | None  # of a verifier
 
     def write(self, out: Path, advance: Callable[[str], None] = lambda name: None) -> Checkpoint:
         """Write the converted checkpoint. advance is called with each tensor's name as it is written."""
-        with new_folder(out) as folder:
+        with new_folder(out, CHECKPOINT, [self.source.folder]) as folder:
             items = self.plan.items
 
             def tensors():
@@ -100,14 +106,14 @@ class Conversion:
         drafter = isinstance(self.config, DrafterConfig)
         floats = sorted({item.dtype for item in self.plan.items if item.dtype != "int32"})
         return {
-            "producer": producer(),
+            "producer": producer(CHECKPOINT),
             "architecture": hf["architectures"][0],
             "dtype": floats[0],
             "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
             "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
             "weights": {"file": RANK_FILE, "sha256": sha256(folder / RANK_FILE), "tensors": len(present)},
             "shared_from_verifier": {k: v for k, v in SHARED_WEIGHTS.items() if drafter and k not in present},
-            "eos_token_ids": None if drafter else list(_end_tokens(self.source, self.config)),
+            "eos_token_ids": None if self.end_tokens is None else list(self.end_tokens),
             "left_out": self.plan.left_out,
             "notes": self.source.notes,
             "source": {
@@ -125,8 +131,9 @@ def plan_conversion(folder: Path) -> Conversion:
     source = Source(folder)
     config = parse_config(source.config, f"{folder}/config.json")
     specs = model_of(config).weight_specs("bfloat16")
-    planner = plan_verifier if isinstance(config, VerifierConfig) else plan_drafter
-    return Conversion(source, config, planner(source, config, specs))
+    if isinstance(config, VerifierConfig):
+        return Conversion(source, config, plan_verifier(source, config, specs), _end_tokens(source, config))
+    return Conversion(source, config, plan_drafter(source, config, specs), None)
 
 
 def parse_config(hf: dict[str, Any], source: str) -> Config:
@@ -162,8 +169,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def _end_tokens(source: Source, config: VerifierConfig) -> tuple[int, ...]:
     """Every id that ends a text: the union over config.json, generation_config.json and the tokenizer."""
     path = source.folder / "generation_config.json"
-    extra = read_json(path).get("eos_token_id") if path.exists() else None
-    extra = [] if extra is None else [extra] if isinstance(extra, int) else list(extra)
+    extra: tuple[int, ...] = ()
+    if path.exists():
+        fields = Fields(read_json(path), str(path))
+        extra = end_token_ids(fields)
+        if any(token >= config.vocab_size for token in extra):
+            fields.fail("eos_token_id", f"ids below vocab_size ({config.vocab_size})")
     return tuple(dict.fromkeys([*config.eos_token_ids, *extra, *_tokenizer_end(source.folder)]))
 
 
@@ -172,7 +183,10 @@ def _tokenizer_end(folder: Path) -> list[int]:
     settings, vocabulary = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if not (settings.exists() and vocabulary.exists()):
         return []
-    token = read_json(settings).get("eos_token")
+    token, held = read_json(settings).get("eos_token"), read_json(vocabulary)
     content = token.get("content") if isinstance(token, dict) else token
-    added = read_json(vocabulary).get("added_tokens", [])
-    return [entry["id"] for entry in added if entry.get("content") == content]
+    ids = [entry["id"] for entry in held.get("added_tokens", []) if entry.get("content") == content]
+    plain = (held.get("model") or {}).get("vocab")
+    if not ids and isinstance(plain, dict) and content in plain:
+        ids = [plain[content]]
+    return ids

@@ -19,6 +19,7 @@ BLOCK = 128  # rows and columns that share a scale in native FP8 checkpoints
 GROUP = 16  # columns that share a scale in NVFP4
 _FP4_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _FP4 = torch.cat([_FP4_VALUES, -_FP4_VALUES])
+_INTEGERS = ("I32", "I64")
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -46,10 +47,12 @@ def stored(source: Source, name: str) -> Stored:
         _check_blocks(source, name, block)
         return Stored((name, block, *extra), info.shape, "float32", lambda: _fp8_blocks(source, name, block))
     if info.dtype == "F8_E4M3" and single:
+        rows = info.shape[0]
+        _expect(source, single, (), (1,), (rows,), (rows, 1))
         return Stored((name, single, *extra), info.shape, "float32", lambda: _fp8_tensor(source, name, single))
     if info.dtype == "U8" and single and second:
         shape = (*info.shape[:-1], info.shape[-1] * 2)
-        _check_groups(source, single, shape)
+        _check_groups(source, name, shape, single, second)
         names = (name, single, second, *extra)
         return Stored(names, shape, "float32", lambda: _nvfp4(source, name, single, second))
     if info.dtype in _FLOATS:
@@ -61,19 +64,39 @@ def stored(source: Source, name: str) -> Stored:
     )
 
 
+def stored_integers(source: Source, name: str) -> Stored:
+    """A table of ids. Raises `CheckpointError` for a missing tensor or one that is not of integers."""
+    if name not in source:
+        raise CheckpointError(f"{source.folder}: tensor {name}: missing.")
+    info = source.tensors[name]
+    if info.dtype not in _INTEGERS:
+        raise CheckpointError(f"{source.folder}: tensor {name}: found {info.dtype}, expected {' or '.join(_INTEGERS)}.")
+    return Stored((name,), info.shape, "int32", lambda: source.read(name).to(torch.int32))
+
+
 def _check_blocks(source: Source, name: str, scale: str) -> None:
-    rows, columns = source.tensors[name].shape
-    _expect(source, scale, (-(-rows // BLOCK), -(-columns // BLOCK)))
+    shape = source.tensors[name].shape
+    if len(shape) != 2:
+        raise CheckpointError(
+            f"{source.folder}: tensor {name}: found shape {list(shape)} with block scales, expected 2-D."
+        )
+    _expect(source, scale, (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK)))
 
 
-def _check_groups(source: Source, scale: str, shape: tuple[int, ...]) -> None:
+def _check_groups(source: Source, name: str, shape: tuple[int, ...], scale: str, second: str) -> None:
+    if shape[-1] % GROUP:
+        raise CheckpointError(
+            f"{source.folder}: tensor {name}: found {shape[-1]} NVFP4 columns, expected a multiple of {GROUP}."
+        )
     _expect(source, scale, (*shape[:-1], shape[-1] // GROUP))
+    _expect(source, second, (), (1,))
 
 
-def _expect(source: Source, name: str, shape: tuple[int, ...]) -> None:
+def _expect(source: Source, name: str, *shapes: tuple[int, ...]) -> None:
     found = source.tensors[name].shape
-    if found != shape:
-        raise CheckpointError(f"{source.folder}: tensor {name}: found shape {list(found)}, expected {list(shape)}.")
+    if found not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise CheckpointError(f"{source.folder}: tensor {name}: found shape {list(found)}, expected {wanted}.")
 
 
 def _fp8_blocks(source: Source, name: str, scale: str) -> torch.Tensor:
@@ -86,8 +109,8 @@ def _fp8_blocks(source: Source, name: str, scale: str) -> torch.Tensor:
 
 def _fp8_tensor(source: Source, name: str, scale: str) -> torch.Tensor:
     """float32, one scale or one a row."""
-    factor = source.read(scale).float()
-    return source.read(name).float() * (factor.reshape(-1, 1) if factor.numel() > 1 else factor.reshape(()))
+    weight, factor = source.read(name).float(), source.read(scale).float()
+    return weight * (factor.reshape(-1, 1) if factor.numel() > 1 else factor.reshape(()))
 
 
 def _nvfp4(source: Source, name: str, scale: str, second: str) -> torch.Tensor:

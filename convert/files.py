@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from glmspec.build.errors import GlmspecError
 
 PRODUCER = "glmspec"
+CHECKPOINT, ENGINES, MODEL_ENGINE, REPOSITORY = "checkpoint", "engine directory", "engine", "model repository"
 _CHUNK = 1 << 22
 
 
@@ -42,16 +43,19 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Iterator[Path]:
     """A folder to fill under a temporary name; it takes its place when the block ends without an error.
 
-    An older folder of ours at `path` is replaced then. Raises `GlmspecError` when something else is there.
+    An older folder of ours of the same `kind` at `path` is replaced then. Raises `GlmspecError` when something
+    else is there, or when one of the `inputs` lies in it.
     """
-    refuse_foreign(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_to_replace(path, kind, inputs)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise GlmspecError(f"{path}: cannot be written ({error}).") from None
     try:
         yield temporary
         _sync(temporary)
@@ -63,23 +67,32 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def refuse_foreign(path: Path) -> None:
-    """Raise `GlmspecError` when `path` holds something that glmspec did not write."""
+def refuse_to_replace(path: Path, kind: str, inputs: Iterable[Path] = ()) -> None:
+    """Raise `GlmspecError` when `path` holds something other than a folder of ours of this kind, or an input."""
+    place = path.resolve()
+    for one in inputs:
+        if place == one.resolve() or place in one.resolve().parents:
+            raise GlmspecError(f"{path}: the output would replace its own input {one}. Choose another output folder.")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     try:
-        ours = json.loads((path / "config.json").read_text(encoding="utf-8"))["producer"]["name"] == PRODUCER
+        found = json.loads((path / "config.json").read_text(encoding="utf-8"))["producer"]
+        found = (found["name"], found["kind"])
     except (OSError, ValueError, KeyError, TypeError):
-        ours = False
-    if not ours:
+        found = None
+    if found is None or found[0] != PRODUCER:
         raise GlmspecError(f"{path}: exists and is not a folder that glmspec wrote. Choose another output folder.")
+    if found[1] != kind:
+        raise GlmspecError(
+            f"{path}: exists and is a glmspec {found[1]}, which this {kind} would replace. Choose another output."
+        )
 
 
-def producer() -> dict[str, str]:
-    """Who writes: kept in every config.json of ours."""
+def producer(kind: str) -> dict[str, str]:
+    """Who wrote a folder and what it is: kept in every config.json of ours."""
     from importlib.metadata import version
 
-    return {"name": PRODUCER, "version": version("glmspec")}
+    return {"name": PRODUCER, "version": version("glmspec"), "kind": kind}
 
 
 def _sync(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The name map: for every weight of a network, the checkpoint tensors it is made of.
 
-A data table, checked in both directions by `plan`: a weight no tensor supplies and a tensor no weight
-consumes are both errors that list names. What is left out on purpose is reported, with the reason.
+A data table, checked in both directions: a weight no tensor supplies and a tensor no weight takes are
+both errors that list names. What is left out on purpose is reported, with the reason.
 """
 
 from __future__ import annotations
@@ -17,10 +17,21 @@ from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.contract import TensorSpec
-from glmspec.convert.dequantize import Stored, stored
+from glmspec.convert.dequantize import Stored, stored, stored_integers
 from glmspec.convert.source import Source
 
 _LISTED = 8  # names shown in an error before "and N more"
+_SCALES = ("weight_scale", "weight_scale_2", "weight_scale_inv", "input_scale")
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a weight is made of. parts: tensor names and the shape each must have. make: puts them together."""
+
+    parts: tuple[tuple[str, Shape], ...]
+    make: Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,7 @@ class Item:
     """One tensor of the converted checkpoint. dtype: as written; names: tensors consumed; make: reads and builds it."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     names: tuple[str, ...]
     make: Callable[[], torch.Tensor]
@@ -44,21 +55,24 @@ class Plan:
 
 def plan_verifier(source: Source, config: VerifierConfig, specs: Iterable[TensorSpec]) -> Plan:
     """Plan a verifier. Raises `CheckpointError` naming missing, surplus and misshapen tensors."""
-    items = _items(source, specs, lambda name: _verifier_parts(source, config, name))
+    items = _items(source, specs, lambda spec: _verifier_recipe(source, config, spec))
     last = config.num_hidden_layers
-    shared = [str(i) for i, kind in enumerate(config.indexer_types) if kind == "shared"]
+    modules = {*range(last, last + config.num_nextn_predict_layers), *_mtp_modules(source, last)}
+    shared = [layer for layer, kind in enumerate(config.indexer_types) if kind == "shared"]
     reasons = {
-        "multi-token-prediction module (not used yet)": lambda n: (at := _layer(n)) is not None and at >= last,
-        "indexer of a layer that shares another's top-k": lambda n: ".indexer." in n and n.split(".")[2] in shared,
-        "K/V scale of a cache format that is not used": lambda n: n.endswith(("k_proj.k_scale", "v_proj.v_scale")),
-        "rotary frequencies, computed from the config": lambda n: n.endswith("rotary_emb.inv_freq"),
+        "multi-token-prediction module (not used yet)": lambda name: _layer(name) in modules,
+        "indexer of a layer that shares another's top-k": lambda name: ".indexer." in name and _layer(name) in shared,
+        "K/V scale of a cache format that is not used": lambda name: name.endswith(
+            ("k_proj.k_scale", "v_proj.v_scale")
+        ),
+        "rotary frequencies, computed from the config": lambda name: name.endswith("rotary_emb.inv_freq"),
     }
     return _closed(source, items, reasons)
 
 
 def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSpec]) -> Plan:
     """Plan a drafter. Weights it shares with the verifier may be absent."""
-    absent = {name for name in SHARED_WEIGHTS if name not in source}
+    absent = {name for name in SHARED_WEIGHTS if _spelled(source, name) not in source}
     if config.reduced_vocabulary and "lm_head.weight" in absent:
         raise CheckpointError(
             f"{source.folder}: tensor lm_head.weight: missing, "
@@ -66,126 +80,121 @@ def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSp
             "a reduced draft vocabulary needs a head of its own."
         )
     wanted = [spec for spec in specs if spec.name not in absent]
-    items = _items(source, wanted, lambda name: _drafter_parts(source, name))
-    plan = _closed(source, items, {"target-to-draft mask, implied by d2t": lambda n: n == "t2d"})
-    if "t2d" in source and config.reduced_vocabulary:
-        _check_vocabulary_map(source)
+    items = _items(source, wanted, lambda spec: _as_it_is(_spelled(source, spec.name), spec))
+    plan = _closed(source, items, {"target-to-draft mask, implied by d2t": lambda name: name == "t2d"})
+    if config.reduced_vocabulary:
+        _check_vocabulary_map(source, config)
     return plan
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """A weight's tensors and how they are put together."""
-
-    parts: list[Stored]
-    shape: Callable[[list[tuple[int, ...]]], tuple[int, ...]]
-    make: Callable[[list[torch.Tensor]], torch.Tensor]
+# -- recipes ------------------------------------------------------------------------------------
 
 
-def _one(source: Source, name: str) -> _Parts:
-    return _Parts([stored(source, name)], lambda shapes: shapes[0], lambda tensors: tensors[0])
+def _as_it_is(name: str, spec: TensorSpec) -> Recipe:
+    return Recipe(((name, tuple(spec.dims)),), lambda tensors: tensors[0])
 
 
-def _verifier_parts(source: Source, config: VerifierConfig, name: str) -> _Parts:
-    for pattern, parts in _VERIFIER_TABLE.items():
-        if match := re.fullmatch(pattern, name):
-            return parts(source, config, match.group(1))
-    return _one(source, name)
+def _verifier_recipe(source: Source, config: VerifierConfig, spec: TensorSpec) -> Recipe:
+    for pattern, recipe in _VERIFIER_TABLE.items():
+        if match := re.fullmatch(pattern, spec.name):
+            return recipe(source, config, spec, match.group(1))
+    return _as_it_is(spec.name, spec)
 
 
-def _absorbed(source: Source, config: VerifierConfig, layer: str, *, value: bool) -> _Parts:
+def _absorbed(config: VerifierConfig, layer: str, *, value: bool) -> Recipe:
     """kv_b_proj [heads * (nope + value), compressed] split per head; the value half transposed."""
     heads, nope, wide = config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim
     rank = config.kv_lora_rank
-    kv_b = stored(source, f"{layer}self_attn.kv_b_proj.weight")
-    if kv_b.shape != (heads * (nope + wide), rank):
-        raise CheckpointError(
-            f"{source.folder}: tensor {kv_b.names[0]}: found shape {list(kv_b.shape)}, "
-            f"expected {[heads * (nope + wide), rank]} (heads * (qk_nope_head_dim + v_head_dim), kv_lora_rank)."
-        )
 
     def make(tensors: list[torch.Tensor]) -> torch.Tensor:
         per_head = tensors[0].view(heads, nope + wide, rank)
         return per_head[:, nope:].transpose(1, 2) if value else per_head[:, :nope]
 
-    return _Parts([kv_b], lambda _: (heads, rank, wide) if value else (heads, nope, rank), make)
+    return Recipe(((f"{layer}self_attn.kv_b_proj.weight", (heads * (nope + wide), rank)),), make)
 
 
-def _experts(source: Source, config: VerifierConfig, layer: str, *, down: bool) -> _Parts:
-    """Per-expert projections stacked, or the fused tensor as it is."""
-    fused = f"{layer}mlp.experts.{'down_proj' if down else 'gate_up_proj'}"
-    if fused in source:
-        return _one(source, fused)
-    kinds = ["down_proj"] if down else ["gate_proj", "up_proj"]
-    experts = range(config.n_routed_experts)
-    parts = [stored(source, f"{layer}mlp.experts.{e}.{kind}.weight") for e in experts for kind in kinds]
-
-    def shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-        odd = next((at for at, one in enumerate(shapes) if one != shapes[0]), None)
-        if odd is not None:
-            raise CheckpointError(
-                f"{source.folder}: tensor {parts[odd].names[0]}: found shape {list(shapes[odd])}, "
-                f"expected {list(shapes[0])} like {parts[0].names[0]}."
-            )
-        return (len(experts), len(kinds) * shapes[0][0], shapes[0][1])
-
-    def make(tensors: list[torch.Tensor]) -> torch.Tensor:
-        stacked = torch.stack(tensors)
-        return stacked.view(len(experts), -1, stacked.shape[-1])
-
-    return _Parts(parts, shape, make)
+def _experts(source: Source, config: VerifierConfig, spec: TensorSpec, layer: str) -> Recipe:
+    """Per-expert projections stacked (gate rows before up rows), or the fused tensor as it is."""
+    if spec.name in source:
+        return _as_it_is(spec.name, spec)
+    hidden, width = config.hidden_size, config.moe_intermediate_size
+    down = spec.name.endswith("down_proj")
+    kinds = {"down_proj": (hidden, width)} if down else {"gate_proj": (width, hidden), "up_proj": (width, hidden)}
+    parts = tuple(
+        (f"{layer}mlp.experts.{expert}.{kind}.weight", shape)
+        for expert in range(config.n_routed_experts)
+        for kind, shape in kinds.items()
+    )
+    return Recipe(parts, lambda tensors: torch.stack(tensors).view(spec.dims))
 
 
 # Weights that are not one tensor of the same name. Group 1 is the layer's prefix.
-_VERIFIER_TABLE: dict[str, Callable[[Source, VerifierConfig, str], _Parts]] = {
-    r"(model\.layers\.\d+\.)self_attn\.w_uk": lambda s, c, layer: _absorbed(s, c, layer, value=False),
-    r"(model\.layers\.\d+\.)self_attn\.w_uv": lambda s, c, layer: _absorbed(s, c, layer, value=True),
-    r"(model\.layers\.\d+\.)mlp\.experts\.gate_up_proj": lambda s, c, layer: _experts(s, c, layer, down=False),
-    r"(model\.layers\.\d+\.)mlp\.experts\.down_proj": lambda s, c, layer: _experts(s, c, layer, down=True),
+_VERIFIER_TABLE: dict[str, Callable[[Source, VerifierConfig, TensorSpec, str], Recipe]] = {
+    r"(model\.layers\.\d+\.)self_attn\.w_uk": lambda s, config, _, layer: _absorbed(config, layer, value=False),
+    r"(model\.layers\.\d+\.)self_attn\.w_uv": lambda s, config, _, layer: _absorbed(config, layer, value=True),
+    r"(model\.layers\.\d+\.)mlp\.experts\.(?:gate_up|down)_proj": _experts,
 }
 
-
-def _drafter_parts(source: Source, name: str) -> _Parts:
-    if name != "d2t":
-        return _one(source, name)
-    if name not in source:
-        raise CheckpointError(f"{source.folder}: tensor d2t: missing: a reduced draft vocabulary needs it.")
-    info = source.tensors[name]
-    read = Stored((name,), info.shape, "int32", lambda: source.read(name).to(torch.int32))
-    return _Parts([read], lambda shapes: shapes[0], lambda tensors: tensors[0])
+# Spellings of a drafter's tensors that are about, besides our own.
+_DRAFTER_SPELLINGS: tuple[Callable[[str], str], ...] = (
+    lambda name: name,
+    lambda name: f"model.{name}",
+    lambda name: name.replace("confidence_head.proj.", "confidence_head."),
+    lambda name: f"model.{name}".replace("confidence_head.proj.", "confidence_head."),
+)
 
 
-def _items(source: Source, specs: Iterable[TensorSpec], parts_of: Callable[[str], _Parts]) -> list[Item]:
-    """One item a weight; every missing tensor and every wrong shape is collected before complaining."""
-    items, missing, wrong = [], [], []
+def _spelled(source: Source, name: str) -> str:
+    """The name under which a drafter's checkpoint holds a weight; our own when it does not."""
+    return next((found for spell in _DRAFTER_SPELLINGS if (found := spell(name)) in source), name)
+
+
+# -- planning -----------------------------------------------------------------------------------
+
+
+def _items(source: Source, specs: Iterable[TensorSpec], recipe_of: Callable[[TensorSpec], Recipe]) -> list[Item]:
+    """One item a weight. Everything that is missing or misshapen is collected before complaining."""
+    items, faults = [], []
     for spec in specs:
-        try:
-            parts = parts_of(spec.name)
-        except CheckpointError as error:
-            missing.append(str(error))
-            continue
-        shape = parts.shape([part.shape for part in parts.parts])
-        if shape != tuple(spec.dims):
-            first = parts.parts[0].names[0]
-            wrong.append(f"{first}: found shape {list(shape)} (as {spec.name}), expected {list(spec.dims)}")
-        # float32 where the network insists on it, else the checkpoint's own precision.
-        dtype = spec.dtype if spec.dtype in ("float32", "int32") else parts.parts[0].dtype
-        names = tuple(name for part in parts.parts for name in part.names)
-        items.append(Item(spec.name, tuple(spec.dims), dtype, names, _maker(parts, dtype)))
-    if missing:
-        raise CheckpointError(_listing(missing))
-    if wrong:
-        raise CheckpointError(_listing([f"{source.folder}: tensor {one}." for one in wrong]))
+        recipe = recipe_of(spec)
+        parts = []
+        for name, shape in recipe.parts:
+            try:
+                parts.append(_checked(source, name, shape, spec))
+            except CheckpointError as error:
+                faults.append(str(error))
+        if not faults:
+            # float32 where the network insists on it, else the checkpoint's own precision.
+            dtype = spec.dtype if spec.dtype in ("float32", "int32") else parts[0].dtype
+            names = tuple(name for part in parts for name in part.names)
+            items.append(Item(spec.name, tuple(spec.dims), dtype, names, _maker(recipe, parts, dtype)))
+    if faults:
+        raise CheckpointError(_listing(list(dict.fromkeys(faults)), "\n"))
     return items
 
 
-def _maker(parts: _Parts, dtype: str) -> Callable[[], torch.Tensor]:
-    return lambda: parts.make([part.read() for part in parts.parts]).to(getattr(torch, dtype)).contiguous()
+def _checked(source: Source, name: str, shape: Shape, spec: TensorSpec) -> Stored:
+    found = stored_integers(source, name) if spec.dtype == "int32" else stored(source, name)
+    if found.shape != shape:
+        raise CheckpointError(
+            f"{source.folder}: tensor {name}: found shape {list(found.shape)}, expected {list(shape)}."
+        )
+    return found
+
+
+def _maker(recipe: Recipe, parts: list[Stored], dtype: str) -> Callable[[], torch.Tensor]:
+    return lambda: recipe.make([part.read() for part in parts]).to(getattr(torch, dtype)).contiguous()
 
 
 def _closed(source: Source, items: list[Item], reasons: dict[str, Callable[[str], bool]]) -> Plan:
     """Account for every tensor: consumed, left out for a reason, or an error."""
     consumed = {name for item in items for name in item.names}
+
+    def leftover_scale(name: str) -> bool:
+        stem, _, suffix = name.rpartition(".")
+        return suffix in _SCALES and f"{stem}.weight" in consumed
+
+    reasons = {**reasons, "scale of a weight that is not quantized": leftover_scale}
     left_out: dict[str, list[str]] = {}
     surplus = []
     for name in sorted(source.tensors.keys() - consumed):
@@ -202,13 +211,24 @@ def _closed(source: Source, items: list[Item], reasons: dict[str, Callable[[str]
     return Plan(tuple(items), left_out)
 
 
-def _check_vocabulary_map(source: Source) -> None:
-    """t2d marks exactly the target ids that d2t reaches."""
-    offset = source.read("d2t").long()
-    reached = torch.arange(len(offset)) + offset
-    marked = source.read("t2d").nonzero().squeeze(1)
-    if not torch.equal(reached.sort().values, marked):
+def _check_vocabulary_map(source: Source, config: DrafterConfig) -> None:
+    """d2t reaches distinct target ids, exactly those that t2d, if there is one, marks."""
+    offset = source.read(_spelled(source, "d2t")).long()
+    reached = (torch.arange(len(offset)) + offset).sort().values
+    if reached[0] < 0 or reached[-1] >= config.vocab_size:
+        raise CheckpointError(
+            f"{source.folder}: tensor d2t: reaches target ids {reached[0]} to {reached[-1]}, "
+            f"expected ids from 0 to {config.vocab_size - 1}."
+        )
+    if "t2d" in source and not torch.equal(reached, source.read("t2d").nonzero().squeeze(1)):
         raise CheckpointError(f"{source.folder}: tensor d2t: its target ids and those marked in t2d differ.")
+
+
+def _mtp_modules(source: Source, last: int) -> set[int]:
+    """Layers beyond the last that are MTP modules by their tensors: no decoder layer has an `eh_proj`."""
+    return {
+        layer for name in source.tensors if name.endswith(".eh_proj.weight") and (layer := _layer(name) or 0) >= last
+    }
 
 
 def _layer(name: str) -> int | None:
@@ -216,6 +236,6 @@ def _layer(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _listing(lines: list[str], joint: str = "\n") -> str:
+def _listing(lines: list[str], joint: str) -> str:
     more = f"{joint}and {len(lines) - _LISTED} more" if len(lines) > _LISTED else ""
     return joint.join(lines[:_LISTED]) + more

@@ -62,6 +62,8 @@ class Source:
             raise CheckpointError(f"{path}: weight_map: found {weight_map!r}, expected names and their files.")
         by_file: dict[str, set[str]] = {}
         for name, file in weight_map.items():
+            if not isinstance(file, str):
+                raise CheckpointError(f"{path}: weight_map: {name}: found {file!r}, expected a file name.")
             by_file.setdefault(file, set()).add(name)
         missing = [file for file in sorted(by_file) if not (self.folder / file).exists()]
         if missing:
@@ -84,6 +86,8 @@ class Source:
         if names is not None and names - held:
             lacking = ", ".join(sorted(names - held)[:5])
             raise CheckpointError(f"{path}: {lacking}: the index says it is in this file, and it is not.")
+        if names is not None and held - names:
+            self.notes.append(f"{path.name} holds tensors the index does not name: {', '.join(sorted(held - names))}")
         self._handles[path] = handle
         for name in names or held:
             view = handle.get_slice(name)

@@ -22,6 +22,7 @@ from glmspec.runtime.speculate import SpeculativeLoop
 from glmspec.runtime.stats import SpecStats
 from glmspec.runtime.text import Tokenizer
 
+_HASHED_AT_LOAD = 1 << 30  # bytes up to which weights are hashed again when they are loaded
 _SMALL_MODEL = 2048  # hidden size up to which threads cost more than they give
 
 
@@ -117,8 +118,13 @@ def _directory(folder: Path) -> dict[str, Any]:
             "Build with --target cpu to generate or serve on this machine."
         )
     for name, digest in record["files"].items():
+        if not (folder / name).exists():
+            raise EngineError(f"{folder / name}: missing. Build the engine directory again.")
         if sha256(folder / name) != digest:
             raise EngineError(f"{folder / name}: changed since the engine directory was built. Build it again.")
+        built = read_json(folder / name)["build_config"]
+        if any(built[limit] != value for limit, value in record["limits"].items()):
+            raise EngineError(f"{folder}/config.json: limits: found {record['limits']}, {name} was built for {built}.")
     return record
 
 
@@ -127,9 +133,10 @@ def _choose(record: dict[str, Any], name: str | None, folder: Path) -> str | Non
     drafters = record["drafters"]
     if name is None:
         return drafters[0]["name"] if drafters else None
-    for drafter in drafters:
-        if name in (drafter["name"], drafter["source"]):
-            return drafter["name"]
+    for key in ("name", "source"):
+        for drafter in drafters:
+            if drafter[key] == name:
+                return drafter["name"]
     known = ", ".join(drafter["name"] for drafter in drafters) or "none"
     raise EngineError(f"{folder}: drafter {name!r}: no such drafter in this engine directory. It has: {known}.")
 
@@ -138,11 +145,11 @@ def _checkpoint(folder: Path, name: str) -> tuple[Checkpoint, dict[str, Any]]:
     """A model's weights and its engine config. Raises when the weights are not those it was built for."""
     config = read_json(folder / name / "config.json")
     checkpoint = read_checkpoint((folder / name / config["weights"]["folder"]).resolve())
-    if checkpoint.weights_sha256 != config["weights"]["sha256"]:
+    path, expected = checkpoint.folder / checkpoint.record["weights"]["file"], config["weights"]["sha256"]
+    if checkpoint.weights_sha256 != expected or (path.stat().st_size <= _HASHED_AT_LOAD and sha256(path) != expected):
         raise EngineError(
             f"{checkpoint.folder}: these are not the weights {folder / name} was built for "
-            f"(found {checkpoint.weights_sha256[:12]}, expected {config['weights']['sha256'][:12]}). "
-            "Build the engine again."
+            f"({path.name}: expected {expected[:12]}). Build the engine again."
         )
     return checkpoint, config
 

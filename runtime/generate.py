@@ -16,6 +16,9 @@ from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Answer, Request
 from glmspec.runtime.stats import SpecStats
 
+# Settings that other tools take from a prompt line: refused, because ignoring them would give another answer.
+_NOT_A_LINE_S = {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "ignore_eos", "logit_bias"}
+
 
 @dataclass
 class Job:
@@ -45,6 +48,8 @@ def generate_file(
     progress: Progress,
 ) -> None:
     """Answer every line of `source` into `output`, in order. Raises naming the line at fault before it starts."""
+    if not output.parent.is_dir():
+        raise RequestError(f"{output}: {output.parent} is not a folder")
     with progress.stage("Loading engines"):
         engine = Engine(engines, drafter, speculate)
     requests = list(_requests(source, engine, max_tokens))
@@ -76,7 +81,11 @@ def answer_all(engine: Engine, requests: list[Request], advance=lambda name: Non
 
 
 def _requests(source: Path, engine: Engine, max_tokens: int) -> Iterator[Request]:
-    for number, line in enumerate(source.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = source.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{source}: not UTF-8 text ({error})") from None
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -96,6 +105,9 @@ def _prompt_ids(line: str, engine: Engine) -> list[int]:
         raise RequestError(f"not JSON ({error})") from None
     if not isinstance(value, dict) or ("prompt" in value) == ("prompt_token_ids" in value):
         raise RequestError("expected an object with either prompt or prompt_token_ids")
+    odd = sorted(_NOT_A_LINE_S & value.keys())
+    if odd:
+        raise RequestError(f"{', '.join(odd)}: not a setting of a line; the command line sets it for all")
     if "prompt" in value:
         if not isinstance(value["prompt"], str):
             raise RequestError(f"prompt: found {value['prompt']!r}, expected a text")

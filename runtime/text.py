@@ -22,7 +22,10 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with whatever special tokens the tokenizer adds by itself."""
-        return self._tokenizer.encode(text)
+        try:
+            return self._tokenizer.encode(text)
+        except TypeError:  # half of a surrogate pair, which JSON can spell
+            raise RequestError("prompt: found a text that is not valid Unicode") from None
 
     def chat(self, messages: Sequence[dict[str, str]]) -> str:
         """The prompt text of a conversation, up to where the assistant speaks. Its special tokens are in it."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glmspec.build.configs.fields import read_json
 from glmspec.build.errors import EngineError
-from glmspec.convert.files import new_folder, producer, sha256, write_bytes, write_json
+from glmspec.convert.files import REPOSITORY, new_folder, producer, sha256, write_bytes, write_json
 from glmspec.triton_repo.interface import INPUTS, MODEL_NAME, OUTPUTS
 
 _MODEL_FILE = '''"""The Triton model: see glmspec.triton_repo.model."""
@@ -29,7 +29,7 @@ def write_repository(engines: Path, out: Path, drafter: str | None, speculate: b
     names = [one["name"] for one in record["drafters"]]
     if drafter is not None and drafter not in [*names, *(one["source"] for one in record["drafters"])]:
         raise EngineError(f"{engines}: drafter {drafter!r}: no such drafter. It has: {', '.join(names) or 'none'}.")
-    with new_folder(out) as folder:
+    with new_folder(out, REPOSITORY, [engines]) as folder:
         version = folder / MODEL_NAME / "1"
         version.mkdir(parents=True)
         # From the final place of the version folder, not the temporary one.
@@ -38,7 +38,7 @@ def write_repository(engines: Path, out: Path, drafter: str | None, speculate: b
         write_bytes(folder / MODEL_NAME / "config.pbtxt", model_config(parameters).encode())
         write_bytes(version / "model.py", _MODEL_FILE.encode())
         engines_record = {"folder": relative, "sha256": sha256(engines / "config.json")}
-        write_json(folder / "config.json", {"producer": producer(), "engines": engines_record})
+        write_json(folder / "config.json", {"producer": producer(REPOSITORY), "engines": engines_record})
 
 
 def model_config(parameters: dict[str, str]) -> str:

@@ -102,6 +102,7 @@ class DrafterConfig:
         fields = Fields(values, source)
         kind = _kind(fields)
         block = fields.section("transformer_layer_config")
+        _refuse_what_the_network_lacks(fields, block)
         layers = block.integer("num_hidden_layers")
         vocab_size = block.integer("vocab_size")
         layer_types = block.choices("layer_types", ("sliding_attention", "full_attention"), layers)
@@ -172,10 +173,27 @@ def _taps(fields: Fields) -> tuple[int, ...]:
 
 
 def _mask_token_id(fields: Fields, vocab_size: int) -> int:
+    """At the top level or in `dflash_config`; never a default."""
+    nested = fields.section("dflash_config") if fields.has("dflash_config") else None
+    if nested is not None and "mask_token_id" in nested.values:
+        if "mask_token_id" not in fields.values:
+            fields = nested
+        elif nested.values["mask_token_id"] != fields.values["mask_token_id"]:
+            nested.fail("mask_token_id", f"agreement with the top level's {fields.values['mask_token_id']}")
     token = fields.integer("mask_token_id", least=0)
     if token >= vocab_size:
         fields.fail("mask_token_id", f"an id below vocab_size ({vocab_size})")
     return token
+
+
+def _refuse_what_the_network_lacks(fields: Fields, block: Fields) -> None:
+    """Keys that change what a drafter computes and that its network does not have."""
+    block.choice("hidden_act", ("silu",), "silu")
+    block.choice("attention_bias", (False,), False)
+    for key, neutral in (("input_embedding_scale", 1.0), ("output_multiplier", 1.0), ("final_logit_softcapping", None)):
+        for place in (fields, block):
+            if place.values.get(key) not in (None, neutral):
+                place.fail(key, f"{neutral}: this version does not scale or cap")
 
 
 def _rope_theta(block: Fields) -> float:

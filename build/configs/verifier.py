@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glmspec.build.configs.fields import Fields
-from glmspec.build.errors import ConfigError
 
 ARCHITECTURE = "GlmMoeDsaForCausalLM"
 LATENT_NORM_EPS = 1e-6  # q_a, kv_a and the indexer's k_norm: the published class does not use rms_norm_eps there
@@ -98,7 +97,7 @@ class VerifierConfig:
             rms_norm_eps=fields.number("rms_norm_eps"),
             max_position_embeddings=fields.integer("max_position_embeddings"),
             num_nextn_predict_layers=fields.integer("num_nextn_predict_layers", 0, least=0),
-            eos_token_ids=_eos_token_ids(fields),
+            eos_token_ids=end_token_ids(fields),
         )
         _refuse_what_the_network_lacks(fields)
         config._check(fields)
@@ -172,7 +171,8 @@ def _rope_theta(fields: Fields) -> float:
     return theta
 
 
-def _eos_token_ids(fields: Fields) -> tuple[int, ...]:
+def end_token_ids(fields: Fields) -> tuple[int, ...]:
+    """`eos_token_id`, one id or a list of them; none when the key is absent."""
     if not fields.has("eos_token_id"):  # then generation_config.json or the tokenizer may name one
         return ()
     if isinstance(fields.values.get("eos_token_id"), int):
@@ -192,6 +192,4 @@ def _refuse_what_the_network_lacks(fields: Fields) -> None:
     fields.choice("tie_word_embeddings", (False,), False)
     heads = fields.integer("num_attention_heads")
     if fields.integer("num_key_value_heads", heads) != heads:
-        raise ConfigError(
-            f"{fields.source}: num_key_value_heads: MLA expects it to equal num_attention_heads ({heads})."
-        )
+        fields.fail("num_key_value_heads", f"num_attention_heads ({heads}): latent attention has a key a head")

@@ -134,3 +134,20 @@ def edit_checkpoint(source: Path, out: Path, *, config: dict | None = None, drop
         del tensors[name]
     save_file({**tensors, **(add or {})}, out / "model.safetensors")
     return out
+
+
+def write_checkpoint(
+    folder: Path, tensors: dict[str, torch.Tensor], config: dict | None = None, shards: int = 0
+) -> Path:
+    """A Hugging Face folder that holds `tensors`: in one file, or in as many shards and their index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config or {}))
+    if not shards:
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+    names = [f"model-{at + 1:05}-of-{shards:05}.safetensors" for at in range(shards)]
+    weight_map = {name: names[at % shards] for at, name in enumerate(sorted(tensors))}
+    for file in names:
+        save_file({n: tensors[n] for n in weight_map if weight_map[n] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder

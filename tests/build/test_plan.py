@@ -1,0 +1,136 @@
+"""Ahead-of-time builds for a GPU that is not here: every network compiles, with its weights as inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.models import GOLDENS
+
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.errors import NetworkError
+from glmspec.build.models.registry import model_of
+from glmspec.build.network import ops
+from glmspec.build.network.contract import CACHE, WEIGHT, TensorSpec
+from glmspec.build.network.graph import Network
+from glmspec.build.plan import build_plan
+from glmspec.build.trt import backend
+from glmspec.convert.checkpoint import plan_conversion
+
+TRT = backend("tensorrt_rtx")
+LIMITS = EngineLimits(
+    max_model_len=500, max_num_seqs=2, max_num_batched_tokens=64, page_size=16, segment_rows=12, block_rows=9
+)
+FEWER_LAYERS = {"layer_types": ("sliding_attention", "full_attention")}  # one of each kind: five take 11 s
+
+
+class Watched:
+    """A builder that keeps the profile it was asked for."""
+
+    def __init__(self, builder) -> None:
+        self._builder = builder
+
+    def __getattr__(self, name: str):
+        return getattr(self._builder, name)
+
+    def create_optimization_profile(self):
+        self.profile = self._builder.create_optimization_profile()
+        return self.profile
+
+
+def config_of(name: str):
+    return plan_conversion(GOLDENS / "checkpoints" / name).config
+
+
+def build(config, compute: str) -> tuple[Network, bytes, int]:
+    net = model_of(config).author(LIMITS, compute, TRT)
+    net.builder = Watched(net.builder)
+    k = LIMITS.index_topk(config.index_topk) if hasattr(config, "index_topk") else 0
+    return net, build_plan(net, LIMITS, k, "SM120"), k
+
+
+@pytest.mark.parametrize(
+    "name, compute, changes",
+    [
+        ("verifier", "float32", {}),
+        ("verifier", "bfloat16", {}),
+        ("dspark", "float32", {}),
+        ("dspark_redvocab", "bfloat16", {}),
+        ("dflash2", "bfloat16", FEWER_LAYERS),
+    ],
+)
+def test_every_network_compiles(name, compute, changes):
+    net, plan, k = build(replace(config_of(name), **changes), compute)
+    assert len(plan) > 100_000
+    _check_bindings(net, plan)
+    _check_profile(net, k)
+
+
+def _check_bindings(net: Network, plan: bytes) -> None:
+    """Everything of the contract is bound by name; weights carry the compute dtype unless they insist on one."""
+    contract = net.contract()
+    assert all(spec.name.encode() in plan for spec in (*contract.inputs, *contract.outputs))
+    weights = {spec.name: spec for spec in contract.of_role(WEIGHT)}
+    assert "lm_head.weight" in weights
+    assert {spec.dtype for spec in weights.values()} <= {net.compute, "float32", "int32"}
+    caches = {spec.name: spec.dims for spec in contract.of_role(CACHE)}
+    assert {spec.name: spec.dims for spec in contract.outputs if spec.role == CACHE} == {
+        f"{name}.updated": dims for name, dims in caches.items()
+    }
+
+
+def _check_profile(net: Network, k: int) -> None:
+    ranges = LIMITS.ranges(k)
+    for spec in net.contract().inputs:
+        if any(isinstance(dim, str) for dim in spec.dims):
+            for bound, shape in enumerate(net.builder.profile.get_shape(spec.name)):
+                assert tuple(shape) == tuple(d if isinstance(d, int) else ranges[d][bound] for d in spec.dims)
+    least, _, most = net.builder.profile.get_shape("page_table")
+    assert least[1] >= -(-k // LIMITS.page_size)
+    assert most[1] * LIMITS.page_size >= LIMITS.max_model_len
+
+
+def test_the_verifier_s_page_table_never_holds_fewer_rows_than_k():
+    """TensorRT accepts a profile whose least length is below K unchecked, so ours must not offer one."""
+    least, _, most = LIMITS.ranges(256)["M"]
+    assert least * LIMITS.page_size >= 256
+    assert most == LIMITS.pages_per_sequence
+
+
+@pytest.mark.parametrize("name", ["verifier", "dspark", "dflash2", "dspark_redvocab"])
+def test_the_contract_lists_the_checkpoint_s_weights(name):
+    conversion = plan_conversion(GOLDENS / "checkpoints" / name)
+    contract = model_of(conversion.config).author(LIMITS, "float32", TRT).contract()
+    listed = {spec.name: spec.dims for spec in contract.of_role(WEIGHT)}
+    held = {item.name: item.shape for item in conversion.plan.items}
+    assert held.items() <= listed.items()
+    assert listed.keys() - held.keys() <= {"embed_tokens.weight", "lm_head.weight"}  # a drafter's, from the verifier
+
+
+def toy(body, dims) -> Network:
+    net = Network("toy", "float32", TRT)
+    net.declare([TensorSpec("x", "float32", dims)])
+    with net.scope("model.layers.7"):
+        made = body(net.inputs["x"])
+    net.output(made, TensorSpec("y", made.dtype, tuple(d if d >= 0 else "N" for d in made.shape)))
+    return net.finish()
+
+
+@pytest.mark.parametrize(
+    "body, layer",
+    [
+        (lambda x: ops.topk(x, 64, 0)[0], "topk"),  # longer than a segment ever is
+        (lambda x: ops.reshape(x, (-1, 7)), "reshape"),  # rows that never come out even
+    ],
+)
+def test_the_builder_s_complaint_names_network_and_layer(body, layer):
+    net = toy(body, ("S", 4))
+    with pytest.raises(NetworkError, match=rf"^toy: TensorRT could not build .*model\.layers\.7/{layer}\.1"):
+        build_plan(net, LIMITS, 0, "SM120")
+
+
+def test_an_impossible_profile_is_an_error():
+    """K beyond what a page table can hold: the least number of pages is above the most."""
+    net = toy(lambda x: x * 2.0, ("M", 4))
+    with pytest.raises(NetworkError, match="toy"):
+        build_plan(net, LIMITS, 4096, "SM120")

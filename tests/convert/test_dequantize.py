@@ -1,0 +1,226 @@
+"""Quantized weights against decoders written here, element by element, from the published formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support.models import write_checkpoint
+
+from glmspec.build.errors import CheckpointError
+from glmspec.convert.dequantize import Stored, stored
+from glmspec.convert.source import Source
+
+FP8 = torch.float8_e4m3fn
+FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+NAME = "layer.proj.weight"
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def keep(tmp_path, tensors: dict[str, torch.Tensor], name: str = NAME) -> Stored:
+    return stored(Source(write_checkpoint(tmp_path / "folder", tensors)), name)
+
+
+def refused(tmp_path, tensors: dict[str, torch.Tensor], *expected: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        keep(tmp_path, tensors).read()
+    for text in expected:
+        assert text in str(caught.value)
+
+
+# -- plain --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_plain_weight_is_itself(tmp_path, dtype):
+    tensor = noise(3, 5).to(dtype)
+    found = keep(tmp_path, {NAME: tensor})
+    assert (found.names, found.shape, found.dtype) == ((NAME,), (3, 5), str(dtype).removeprefix("torch."))
+    assert found.read().dtype == dtype and torch.equal(found.read(), tensor)
+
+
+def test_a_missing_weight_is_named(tmp_path):
+    refused(tmp_path, {"other.weight": noise(1)}, str(tmp_path / "folder"), NAME, "missing")
+
+
+@pytest.mark.parametrize(
+    "dtype, found", [(torch.int64, "I64"), (torch.float64, "F64"), (torch.uint8, "U8"), (FP8, "F8_E4M3")]
+)
+def test_a_dtype_that_needs_more_is_named(tmp_path, dtype, found):
+    refused(tmp_path, {NAME: torch.ones(16, 16).to(dtype)}, NAME, f"found {found}", "expected BF16")
+
+
+# -- FP8, 128 x 128 blocks ------------------------------------------------------------------------
+
+
+def fp8_blocks(rows: int, columns: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    scale = noise(math.ceil(rows / 128), math.ceil(columns / 128), seed=seed + 1).exp()
+    return {NAME: (noise(rows, columns, seed=seed) * 100).to(FP8), "layer.proj.weight_scale_inv": scale}
+
+
+@pytest.mark.parametrize(
+    "rows, columns",
+    [(576, 300), (448, 128), (160, 256), (192, 256), (128, 128), (256, 384), (1, 1), (129, 257), (127, 5)],
+)
+def test_fp8_blocks_equal_a_plain_loop(tmp_path, rows, columns):
+    """Partial last blocks too: kv_a_proj_with_mqa has 576 rows, kv_b_proj 448 a head (case B12)."""
+    tensors = fp8_blocks(rows, columns)
+    weight, scale = tensors.values()
+    expected = torch.full((rows, columns), float("nan"))
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            block = (slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128))
+            expected[block] = weight[block].float() * scale[i, j].item()
+    found = keep(tmp_path, tensors)
+    assert (found.shape, found.dtype) == ((rows, columns), "float32")
+    assert set(found.names) == set(tensors)
+    assert torch.equal(found.read(), expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (5, 2), (3, 5), (5, 3, 1), (576, 300), (1,)])
+def test_a_block_scale_that_does_not_cover_the_weight_is_refused(tmp_path, shape):
+    tensors = fp8_blocks(576, 300) | {"layer.proj.weight_scale_inv": torch.ones(shape)}
+    refused(tmp_path, tensors, "layer.proj.weight_scale_inv", str(list(shape)), "[5, 3]")
+
+
+def test_block_scales_of_something_that_is_no_matrix_are_refused(tmp_path):
+    tensors = {NAME: torch.ones(128).to(FP8), "layer.proj.weight_scale_inv": torch.ones(1)}
+    refused(tmp_path, tensors, NAME)
+
+
+# -- FP8, one scale -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_fp8_with_one_scale(tmp_path, shape):
+    tensors = {NAME: (noise(5, 7) * 100).to(FP8), "layer.proj.weight_scale": torch.full(shape, 0.37)}
+    found = keep(tmp_path, tensors)
+    assert set(found.names) == set(tensors) and found.dtype == "float32"
+    assert torch.equal(found.read(), tensors[NAME].float() * torch.tensor(0.37))
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 1)])
+def test_fp8_with_a_scale_a_row(tmp_path, shape):
+    scale = noise(5).exp()
+    tensors = {NAME: (noise(5, 7) * 100).to(FP8), "layer.proj.weight_scale": scale.reshape(shape)}
+    expected = torch.stack([tensors[NAME][row].float() * scale[row] for row in range(5)])
+    assert torch.equal(keep(tmp_path, tensors).read(), expected)
+
+
+@pytest.mark.parametrize("shape", [(3,), (7,), (1, 5), (5, 7)])
+def test_a_single_scale_of_a_wrong_shape_is_refused(tmp_path, shape):
+    tensors = {NAME: (noise(5, 7) * 100).to(FP8), "layer.proj.weight_scale": torch.ones(shape)}
+    refused(tmp_path, tensors, "layer.proj.weight_scale", str(list(shape)))
+
+
+def test_an_activation_scale_is_consumed(tmp_path):
+    tensors = {
+        NAME: (noise(5, 7) * 100).to(FP8),
+        "layer.proj.weight_scale": torch.tensor(2.0),
+        "layer.proj.input_scale": torch.tensor(0.5),
+    }
+    found = keep(tmp_path, tensors)
+    assert set(found.names) == set(tensors)
+    assert torch.equal(found.read(), tensors[NAME].float() * 2)
+
+
+# -- NVFP4 ----------------------------------------------------------------------------------------
+
+
+def nvfp4(codes: torch.Tensor, scale: torch.Tensor, second: float) -> dict[str, torch.Tensor]:
+    """ModelOpt's layout: element 2 i in the low nibble of byte i, a float8 scale every 16 columns."""
+    packed = torch.zeros(codes.shape[0], codes.shape[1] // 2, dtype=torch.uint8)
+    for row in range(codes.shape[0]):
+        for column in range(codes.shape[1]):
+            packed[row, column // 2] += int(codes[row, column]) << (4 if column % 2 else 0)
+    return {
+        NAME: packed,
+        "layer.proj.weight_scale": scale.to(FP8),
+        "layer.proj.weight_scale_2": torch.tensor(second),
+    }
+
+
+def decoded(codes: torch.Tensor, scale: torch.Tensor, second: float) -> torch.Tensor:
+    out = torch.empty(codes.shape)
+    for row in range(codes.shape[0]):
+        for column in range(codes.shape[1]):
+            out[row, column] = FP4[codes[row, column]] * scale[row, column // 16].to(FP8).float() * second
+    return out
+
+
+def codes_of(rows: int, columns: int) -> torch.Tensor:
+    return torch.randint(0, 16, (rows, columns), generator=torch.Generator().manual_seed(3))
+
+
+def test_nvfp4_nibbles_and_values(tmp_path):
+    """Every code, in order: byte i is 0x10 * code(2 i + 1) + code(2 i)."""
+    codes = torch.arange(16).reshape(1, 16)
+    tensors = nvfp4(codes, torch.ones(1, 1), 1.0)
+    assert tensors[NAME].tolist() == [[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]]
+    found = keep(tmp_path, tensors)
+    assert (found.shape, found.dtype) == ((1, 16), "float32")
+    assert found.read().tolist() == [FP4]
+
+
+@pytest.mark.parametrize("second", [0.5, 2.0**-9, 0.00123])
+def test_nvfp4_equals_an_independent_decoder(tmp_path, second):
+    codes, scale = codes_of(6, 64), noise(6, 4).exp()
+    tensors = nvfp4(codes, scale, second)
+    found = keep(tmp_path, tensors)
+    assert set(found.names) == set(tensors)
+    expected = decoded(codes, scale, second)
+    torch.testing.assert_close(found.read(), expected, rtol=1e-6, atol=0)
+    assert math.log2(second) % 1 or torch.equal(found.read(), expected)  # exact for a power of two
+
+
+def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """ModelOpt's formulas: codes, block scales and the scale over all."""
+    second = weight.abs().max().item() / (6 * 448)
+    blocks = weight.reshape(weight.shape[0], -1, 16)
+    scale = (blocks.abs().amax(-1) / (6 * second)).clamp(2**-9, 448).to(FP8).float()
+    ratio = blocks / (scale * second).unsqueeze(-1)
+    magnitude = (ratio.abs().unsqueeze(-1) - torch.tensor(FP4[:8])).abs().argmin(-1)
+    return (magnitude + 8 * (ratio < 0)).reshape(weight.shape), scale, second
+
+
+def test_nvfp4_of_an_encoder_keeps_the_weight(tmp_path):
+    """Gaussian weights lose 9.5 % in NVFP4; scales laid out wrongly would lose far more."""
+    weight = noise(64, 256) * noise(64, 16, seed=5).exp().repeat_interleave(16, 1)
+    error = (keep(tmp_path, nvfp4(*encode(weight))).read() - weight).norm() / weight.norm()
+    assert 0.05 < error < 0.12
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 6), (6, 4, 1), (6, 8), (24,)])
+def test_nvfp4_scales_that_do_not_cover_the_weight_are_refused(tmp_path, shape):
+    tensors = nvfp4(codes_of(6, 64), torch.ones(6, 4), 1.0) | {"layer.proj.weight_scale": torch.ones(shape).to(FP8)}
+    refused(tmp_path, tensors, "layer.proj.weight_scale", str(list(shape)), "[6, 4]")
+
+
+@pytest.mark.parametrize("shape", [(4,), (3,), (6, 1)])
+def test_nvfp4_with_several_outer_scales_is_refused(tmp_path, shape):
+    tensors = nvfp4(codes_of(6, 64), torch.ones(6, 4), 1.0) | {"layer.proj.weight_scale_2": torch.ones(shape)}
+    refused(tmp_path, tensors, "layer.proj.weight_scale_2", str(list(shape)))
+
+
+def test_nvfp4_of_columns_that_are_no_whole_groups_is_refused(tmp_path):
+    refused(tmp_path, nvfp4(codes_of(6, 24), torch.ones(6, 1), 1.0), NAME)
+
+
+@pytest.mark.parametrize("lacking", ["weight_scale", "weight_scale_2"])
+def test_nvfp4_without_one_of_its_scales_is_refused(tmp_path, lacking):
+    tensors = nvfp4(codes_of(6, 64), torch.ones(6, 4), 1.0)
+    del tensors[f"layer.proj.{lacking}"]
+    refused(tmp_path, tensors, NAME, "found U8", "weight_scale_2")
+
+
+def test_weight_only_nvfp4_needs_no_activation_scale(tmp_path):
+    """Case B14: an expert that saw no calibration token lacks input_scale; its weights are whole."""
+    tensors = nvfp4(codes_of(6, 64), torch.ones(6, 4), 0.25)
+    without = keep(tmp_path / "a", tensors).read()
+    given = keep(tmp_path / "b", tensors | {"layer.proj.input_scale": torch.tensor(0.0)})
+    assert "layer.proj.input_scale" in given.names
+    assert torch.equal(without, given.read()) and without.isfinite().all()

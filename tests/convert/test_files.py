@@ -1,0 +1,250 @@
+"""Writing: whole files and folders or none, never over somebody else's; and safetensors files written as a stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from hashlib import sha256 as digest
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from glmspec.build.errors import CheckpointError, GlmspecError
+from glmspec.convert.files import (
+    CHECKPOINT,
+    ENGINES,
+    new_folder,
+    producer,
+    refuse_to_replace,
+    sha256,
+    write_bytes,
+    write_json,
+)
+from glmspec.convert.safetensors_stream import write_stream
+
+# -- files --------------------------------------------------------------------------------------
+
+
+def test_a_file_is_written_and_replaced(tmp_path):
+    path = tmp_path / "file"
+    for data in (b"first", b"", b"second"):
+        write_bytes(path, data)
+        assert path.read_bytes() == data
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_unfinished_file_does_not_replace_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_json_keeps_its_order(tmp_path):
+    write_json(tmp_path / "a.json", {"b": 1, "a": [True, None]})
+    assert list(json.loads((tmp_path / "a.json").read_text())) == ["b", "a"]
+    assert (tmp_path / "a.json").read_text().endswith("}\n")
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 22) - 1, 1 << 22, (1 << 22) + 1])
+def test_sha256_of_files_around_the_chunk_size(tmp_path, size):
+    data = bytes(range(251)) * (size // 251 + 1)
+    (tmp_path / "file").write_bytes(data[:size])
+    assert sha256(tmp_path / "file") == digest(data[:size]).hexdigest()
+
+
+# -- folders ------------------------------------------------------------------------------------
+
+
+def fill(path: Path, content: str) -> None:
+    with new_folder(path, CHECKPOINT) as folder:
+        write_json(folder / "config.json", {"producer": producer(CHECKPOINT), "content": content})
+        (folder / content).write_text(content)
+
+
+def test_a_new_folder_appears_whole(tmp_path):
+    with new_folder(tmp_path / "a" / "b", CHECKPOINT) as folder:
+        (folder / "x").write_text("x")
+        assert not (tmp_path / "a" / "b").exists()
+    assert os.listdir(tmp_path / "a") == ["b"] and os.listdir(tmp_path / "a" / "b") == ["x"]
+
+
+def test_an_older_folder_of_ours_is_replaced(tmp_path):
+    fill(tmp_path / "out", "one")
+    fill(tmp_path / "out", "two")
+    assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "two"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_of_ours_of_another_kind_is_not_replaced(tmp_path):
+    """An engine directory may hold the only converted weights there are."""
+    fill(tmp_path / "out", "one")
+    with pytest.raises(GlmspecError, match="is a glmspec checkpoint, which this engine directory"):
+        refuse_to_replace(tmp_path / "out", ENGINES)
+    assert (tmp_path / "out" / "one").exists()
+
+
+@pytest.mark.parametrize("inside", ["", "sub", "sub/deeper"])
+def test_an_output_does_not_replace_its_input(tmp_path, inside):
+    fill(tmp_path / "out", "one")
+    with pytest.raises(GlmspecError, match="would replace its own input"):
+        refuse_to_replace(tmp_path / "out", CHECKPOINT, [tmp_path / "other", tmp_path / "out" / inside])
+    assert (tmp_path / "out" / "one").exists()
+
+
+@pytest.mark.parametrize("error", [ValueError, GlmspecError, KeyboardInterrupt])
+def test_an_error_inside_leaves_nothing(tmp_path, error):
+    with pytest.raises(error), new_folder(tmp_path / "out", CHECKPOINT) as folder:
+        (folder / "x").write_text("x")
+        raise error("stop")
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_error_inside_keeps_the_older_folder(tmp_path):
+    fill(tmp_path / "out", "one")
+    with pytest.raises(ValueError), new_folder(tmp_path / "out", CHECKPOINT) as folder:
+        (folder / "x").write_text("x")
+        raise ValueError
+    assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "one"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+FOREIGN = {
+    "no config": {"notes.txt": "mine"},
+    "a model's config": {"config.json": '{"model_type": "llama"}'},
+    "another producer": {"config.json": '{"producer": {"name": "modelopt"}}'},
+    "an odd producer": {"config.json": '{"producer": "glmspec"}'},
+    "not JSON": {"config.json": "{"},
+    "a list": {"config.json": "[]"},
+    "not text": {"config.json": "\xff"},
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_foreign_folder_is_not_replaced(tmp_path, case):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, text in FOREIGN[case].items():
+        (out / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(GlmspecError, match="not a folder that glmspec wrote") as caught:
+        fill(out, "one")
+    assert str(out) in str(caught.value)
+    assert {path.name: path.read_bytes().decode("latin-1") for path in out.iterdir()} == FOREIGN[case]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_file_in_the_way_is_not_replaced(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(GlmspecError, match="not a folder that glmspec wrote"):
+        fill(tmp_path / "out", "one")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.parametrize("below", ["ck", "a/ck"])
+def test_a_file_above_is_named(tmp_path, below):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(GlmspecError, match="file"):
+        fill(tmp_path / "file" / below, "one")
+
+
+def test_an_empty_or_absent_folder_is_nobody_s(tmp_path):
+    refuse_to_replace(tmp_path / "absent", CHECKPOINT)
+    (tmp_path / "out").mkdir()
+    fill(tmp_path / "out", "one")
+    assert (tmp_path / "out" / "one").exists()
+
+
+def test_the_producer_has_a_version():
+    assert producer(CHECKPOINT)["name"] == "glmspec" and producer(CHECKPOINT)["version"][0].isdigit()
+
+
+# -- safetensors as a stream --------------------------------------------------------------------
+
+TENSORS = {
+    "b.weight": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
+    "a.weight": torch.randn(7, generator=torch.Generator().manual_seed(1)).bfloat16(),
+    "half": torch.tensor([[1.5, -2.0]], dtype=torch.float16),
+    "ids": torch.arange(-3, 3, dtype=torch.int32).reshape(1, 2, 3),
+    "empty": torch.empty(0, 4),
+    "turned": torch.arange(12.0).reshape(3, 4).T,
+}
+
+
+def specs_of(tensors: dict[str, torch.Tensor]) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()]
+
+
+def header_of(path: Path) -> tuple[dict, bytes]:
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def test_a_stream_loads_as_what_was_written(tmp_path):
+    write_stream(tmp_path / "x.safetensors", iter(specs_of(TENSORS)), iter(TENSORS.values()), {"producer": "glmspec"})
+    found = load_file(tmp_path / "x.safetensors")
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+    assert os.listdir(tmp_path) == ["x.safetensors"]
+
+
+def test_the_header_is_valid(tmp_path):
+    """Aligned, in the order of writing, every byte of the data described once."""
+    path = tmp_path / "x.safetensors"
+    write_stream(path, specs_of(TENSORS), TENSORS.values(), {"producer": "glmspec"})
+    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
+    header, data = header_of(path)
+    assert header.pop("__metadata__") == {"producer": "glmspec"}
+    assert list(header) == list(TENSORS)
+    end = 0
+    for name, tensor in TENSORS.items():
+        begin, stop = header[name]["data_offsets"]
+        assert (begin, stop) == (end, end + tensor.numel() * tensor.element_size())
+        assert header[name]["shape"] == list(tensor.shape)
+        assert data[begin:stop] == tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        end = stop
+    assert end == len(data)
+    assert [header[name]["dtype"] for name in TENSORS] == ["F32", "BF16", "F16", "I32", "F32", "F32"]
+
+
+def test_one_tensor_is_in_memory_at_a_time(tmp_path):
+    made: list[weakref.ref] = []
+
+    def stream():
+        for tensor in TENSORS.values():
+            copy = tensor.clone()
+            made.append(weakref.ref(copy))
+            yield copy
+            del copy
+            assert sum(one() is not None for one in made) <= 1
+
+    write_stream(tmp_path / "x.safetensors", specs_of(TENSORS), stream(), {})
+    assert len(made) == len(TENSORS)
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(3, 4), torch.zeros(3, 5, dtype=torch.bfloat16), torch.zeros(15), torch.zeros(5, 3)]
+)
+def test_a_tensor_that_is_not_as_planned_is_named(tmp_path, wrong):
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(CheckpointError, match=r"tensor b\.weight: made .* planned float32\[3, 5\]"):
+        write_stream(path, specs_of(TENSORS), [wrong], {})
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("count", [len(TENSORS) - 1, len(TENSORS) + 1])
+def test_too_few_or_too_many_tensors_write_nothing(tmp_path, count):
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(ValueError):
+        write_stream(path, specs_of(TENSORS), [*TENSORS.values(), torch.zeros(1)][:count], {})
+    assert not path.exists()

@@ -1,0 +1,427 @@
+"""The name map: every weight from the right tensors, every tensor accounted for, every disagreement named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.models import GOLDENS, edit_checkpoint
+
+from glmspec.build.errors import CheckpointError, ConfigError
+from glmspec.convert.checkpoint import Conversion, plan_conversion
+
+CHECKPOINTS = GOLDENS / "checkpoints"
+VERIFIER, DSPARK, REDUCED = (CHECKPOINTS / name for name in ("verifier", "dspark", "dspark_redvocab"))
+MTP = "multi-token-prediction"
+FP8 = torch.float8_e4m3fn
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def made(conversion: Conversion) -> dict[str, torch.Tensor]:
+    return {item.name: item.make() for item in conversion.plan.items}
+
+
+def left_out(conversion: Conversion) -> dict[str, list[str]]:
+    """First words of each reason -> names."""
+    return {reason.split(" module")[0]: names for reason, names in conversion.plan.left_out.items()}
+
+
+def refused(folder: Path, *expected: str) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        plan_conversion(folder)
+    for text in (str(folder), *expected):
+        assert text in str(caught.value)
+    return str(caught.value)
+
+
+# -- accounting -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["verifier", "dspark", "dflash2", "dspark_redvocab"])
+def test_every_tensor_is_used_or_left_out_by_name(name):
+    conversion = plan_conversion(CHECKPOINTS / name)
+    used = {name for item in conversion.plan.items for name in item.names}
+    left = {name for names in conversion.plan.left_out.values() for name in names}
+    assert not used & left
+    assert used | left == tensors_of(CHECKPOINTS / name).keys()
+    assert left == ({"t2d"} if name == "dspark_redvocab" else set())
+
+
+LINEARS = [f"model.layers.{layer}.self_attn.o_proj.weight" for layer in range(6)]
+MANY = [*LINEARS, *(name.replace("o_proj", "q_a_proj") for name in LINEARS)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 11])
+def test_missing_tensors_are_all_named(tmp_path, count):
+    """Up to eight, and how many more there are."""
+    message = refused(edit_checkpoint(VERIFIER, tmp_path / "v", drop=MANY[:count]), "missing")
+    named = [name for name in MANY if name in message]
+    assert len(named) == min(count, 8) and set(named) <= set(MANY[:count])
+    assert ("and 3 more" in message) == (count == 11)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 11])
+def test_surplus_tensors_are_all_named(tmp_path, count):
+    names = [f"model.layers.1.mlp.experts.{expert}.gate_proj.weight" for expert in range(4, 4 + count)]
+    folder = edit_checkpoint(VERIFIER, tmp_path / "v", add={name: torch.zeros(32, 64) for name in names})
+    message = refused(folder, "surplus")
+    assert sum(name in message for name in names) == min(count, 8)
+    assert ("and 3 more" in message) == (count == 11)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 11])
+def test_misshapen_tensors_are_all_named(tmp_path, count):
+    names = MANY[:count]
+    folder = edit_checkpoint(VERIFIER, tmp_path / "v", add={name: torch.zeros(3, 5) for name in names})
+    message = refused(folder, "found shape [3, 5]", "expected [")
+    assert sum(name in message for name in names) == min(count, 8)
+    assert ("and 3 more" in message) == (count == 11)
+
+
+def test_a_transposed_tensor_is_misshapen(tmp_path):
+    name = "model.layers.0.mlp.gate_proj.weight"
+    folder = edit_checkpoint(VERIFIER, tmp_path / "v", add={name: torch.zeros(64, 128)})
+    refused(folder, name, "found shape [64, 128]", "expected [128, 64]")
+
+
+def test_a_config_with_other_sizes_than_the_tensors_is_refused(tmp_path):
+    refused(edit_checkpoint(VERIFIER, tmp_path / "v", config={"n_routed_experts": 5}), "experts.4.", "missing")
+    refused(
+        edit_checkpoint(VERIFIER, tmp_path / "w", config={"n_routed_experts": 3}),
+        "mlp.gate.weight",
+        "[4, 64]",
+        "[3, 64]",
+    )
+    refused(
+        edit_checkpoint(VERIFIER, tmp_path / "x", config={"qk_nope_head_dim": 8}), "kv_b_proj", "[128, 32]", "[96, 32]"
+    )
+
+
+# -- a verifier's tensors ---------------------------------------------------------------------------
+
+
+def test_keys_and_values_of_kv_b_are_split_per_head():
+    """kv_b_proj is [heads * (nope + value), rank]: of each head's rows the first absorb keys, the others values."""
+    source, found = tensors_of(VERIFIER), made(plan_conversion(VERIFIER))
+    heads, nope, value, rank = 4, 16, 16, 32
+    for layer in range(6):
+        kv_b = source[f"model.layers.{layer}.self_attn.kv_b_proj.weight"]
+        w_uk = found[f"model.layers.{layer}.self_attn.w_uk"]
+        w_uv = found[f"model.layers.{layer}.self_attn.w_uv"]
+        assert w_uk.shape == (heads, nope, rank) and w_uv.shape == (heads, rank, value)
+        for head in range(heads):
+            first = head * (nope + value)
+            assert torch.equal(w_uk[head], kv_b[first : first + nope])
+            assert torch.equal(w_uv[head], kv_b[first + nope : first + nope + value].T)
+
+
+def test_split_with_values_wider_than_keys(tmp_path):
+    """As in GLM-5.3, where a value has 256 columns and a key 192: the halves cannot be mistaken for each other."""
+    heads, nope, value = 4, 16, 24
+    names = [f"model.layers.{layer}.self_attn" for layer in range(6)]
+    kv_b = torch.randn(heads * (nope + value), 32, generator=torch.Generator().manual_seed(1))
+    add = {f"{name}.kv_b_proj.weight": kv_b for name in names}
+    add |= {f"{name}.o_proj.weight": torch.zeros(64, heads * value) for name in names}
+    add = {name: tensor.clone() for name, tensor in add.items()}  # save_file wants no shared memory
+    found = made(plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", config={"v_head_dim": value}, add=add)))
+    assert torch.equal(found["model.layers.2.self_attn.w_uk"][3], kv_b[3 * 40 : 3 * 40 + 16])
+    assert torch.equal(found["model.layers.2.self_attn.w_uv"][3], kv_b[3 * 40 + 16 : 4 * 40].T)
+
+
+def test_a_kv_b_that_does_not_split_is_named(tmp_path):
+    name = "model.layers.5.self_attn.kv_b_proj.weight"
+    folder = edit_checkpoint(VERIFIER, tmp_path / "v", add={name: torch.zeros(127, 32)})
+    refused(folder, name, "[127, 32]", "[128, 32]")
+
+
+def fused(layers=range(1, 6)) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """Names of the golden verifier's per-expert tensors, and the 3-D tensors of transformers' live model."""
+    source, drop, add = tensors_of(VERIFIER), [], {}
+    for layer in layers:
+        prefix = f"model.layers.{layer}.mlp.experts"
+        per = {k: [f"{prefix}.{e}.{k}_proj.weight" for e in range(4)] for k in ("gate", "up", "down")}
+        drop += [name for names in per.values() for name in names]
+        gate_up = [torch.cat([source[g], source[u]]) for g, u in zip(per["gate"], per["up"], strict=True)]
+        add[f"{prefix}.gate_up_proj"] = torch.stack(gate_up)
+        add[f"{prefix}.down_proj"] = torch.stack([source[name] for name in per["down"]])
+    return drop, add
+
+
+def test_fused_experts_equal_experts_one_by_one(tmp_path):
+    """Gate rows come before up rows; layers may differ in how they are stored."""
+    expected = made(plan_conversion(VERIFIER))
+    for name, layers in (("all", range(1, 6)), ("some", (2, 4))):
+        drop, add = fused(layers)
+        found = made(plan_conversion(edit_checkpoint(VERIFIER, tmp_path / name, drop=drop, add=add)))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    first = tensors_of(VERIFIER)["model.layers.1.mlp.experts.2.gate_proj.weight"]
+    assert torch.equal(expected["model.layers.1.mlp.experts.gate_up_proj"][2, :32], first)
+
+
+def test_experts_stored_both_ways_are_refused(tmp_path):
+    _, add = fused((3,))
+    refused(edit_checkpoint(VERIFIER, tmp_path / "v", add=add), "model.layers.3.mlp.experts.0.", "surplus")
+
+
+def test_a_misshapen_expert_is_named(tmp_path):
+    name = "model.layers.2.mlp.experts.3.up_proj.weight"
+    refused(edit_checkpoint(VERIFIER, tmp_path / "v", add={name: torch.zeros(31, 64)}), name, "[31, 64]", "[32, 64]")
+
+
+def test_a_misshapen_first_expert_is_named(tmp_path):
+    name = "model.layers.2.mlp.experts.0.gate_proj.weight"
+    message = refused(edit_checkpoint(VERIFIER, tmp_path / "v", add={name: torch.zeros(31, 64)}), "[31, 64]")
+    assert f"tensor {name}" in message
+
+
+def test_missing_experts_of_a_layer_are_all_named(tmp_path):
+    names = [f"model.layers.2.mlp.experts.{expert}.gate_proj.weight" for expert in (1, 3)]
+    refused(edit_checkpoint(VERIFIER, tmp_path / "v", drop=names), *names)
+
+
+def test_a_missing_tensor_is_named_once(tmp_path):
+    name = "model.layers.2.self_attn.kv_b_proj.weight"
+    assert refused(edit_checkpoint(VERIFIER, tmp_path / "v", drop=[name]), name).count(name) == 1
+
+
+def test_the_router_stays_float32(tmp_path):
+    """Whatever a checkpoint keeps them in, the rest keeps its own precision."""
+    halved = {name: tensor.bfloat16() for name, tensor in tensors_of(VERIFIER).items()}
+    folder = edit_checkpoint(VERIFIER, tmp_path / "v", add=halved)
+    dtypes = {item.name: item.dtype for item in plan_conversion(folder).plan.items}
+    wide = {name for name, dtype in dtypes.items() if dtype == "float32"}
+    ends = ("mlp.gate.weight", "e_score_correction_bias", "indexer.weights_proj.weight")
+    assert wide == {name for name in dtypes if name.endswith(ends)} and wide
+    assert set(dtypes.values()) == {"float32", "bfloat16"}
+
+
+# -- what is left out -------------------------------------------------------------------------------
+
+
+def fp8_linear(name: str, rows: int, columns: int) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.ones(rows, columns).to(FP8),
+        f"{name.removesuffix('weight')}weight_scale_inv": torch.full((1, 1), 0.5),
+    }
+
+
+def test_only_layers_after_the_last_are_mtp(tmp_path):
+    """Case A3: six layers and one MTP module with FP8 scales, without embedding and head of its own. Scales of
+    the six layers are used, and the report of what is not is exact."""
+    module = {
+        "model.layers.6.enorm.weight": torch.ones(64),
+        "model.layers.6.eh_proj.weight": torch.ones(64, 128),
+        **fp8_linear("model.layers.6.self_attn.q_a_proj.weight", 32, 64),
+        **fp8_linear("model.layers.6.mlp.experts.0.gate_proj.weight", 32, 64),
+        "model.layers.6.self_attn.indexer.wk.weight": torch.ones(32, 64),
+        "model.layers.6.self_attn.k_proj.k_scale": torch.ones(1),
+        "model.layers.6.shared_head.norm.weight": torch.ones(64),
+    }
+    used = fp8_linear("model.layers.5.self_attn.q_a_proj.weight", 32, 64)
+    config = {"num_nextn_predict_layers": 1}
+    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", config=config, add={**module, **used}))
+    assert left_out(conversion) == {MTP: sorted(module)}
+    consumed = {name for item in conversion.plan.items for name in item.names}
+    assert consumed == tensors_of(VERIFIER).keys() | used.keys()
+    assert torch.equal(made(conversion)["model.layers.5.self_attn.q_a_proj.weight"], torch.full((32, 64), 0.5))
+
+
+@pytest.mark.parametrize("config", [{"num_hidden_layers": 5}, {"num_hidden_layers": 4, "num_nextn_predict_layers": 1}])
+def test_decoder_layers_cut_off_by_the_config_are_not_mtp(tmp_path, config):
+    lists = {"mlp_layer_types": None, "indexer_types": None}
+    refused(edit_checkpoint(VERIFIER, tmp_path / "v", config=lists | config), "model.layers.5.", "surplus")
+
+
+def test_an_mtp_module_is_known_by_its_tensors(tmp_path):
+    """A config that does not count it: no decoder layer has an `eh_proj`."""
+    module = {"model.layers.6.eh_proj.weight": torch.ones(64, 128), "model.layers.6.enorm.weight": torch.ones(64)}
+    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", add=module))
+    assert left_out(conversion) == {MTP: sorted(module)}
+
+
+def test_indexers_of_sharing_layers_are_reported(tmp_path):
+    """Case A2: not wanted where the layer reuses another's choice."""
+    source = tensors_of(VERIFIER)
+    extra = {
+        name.replace("layers.2.", f"layers.{layer}."): tensor.clone()
+        for layer in (3, 5)
+        for name, tensor in source.items()
+        if "layers.2.self_attn.indexer." in name
+    }
+    assert len(extra) == 10
+    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", add=extra))
+    assert left_out(conversion) == {"indexer of a layer that shares another's top-k": sorted(extra)}
+
+
+def test_without_a_config_key_every_layer_needs_its_indexer(tmp_path):
+    """Case A2, third config: nothing but the tensors says so; where they are missing they are named."""
+    none = dict.fromkeys(("indexer_types", "index_topk_freq", "index_skip_topk_offset"))
+    refused(edit_checkpoint(VERIFIER, tmp_path / "few", config=none), "model.layers.3.self_attn.indexer.wk.weight")
+    source = tensors_of(VERIFIER)
+    extra = {
+        name.replace("layers.2.", f"layers.{layer}."): tensor.clone()
+        for layer in (3, 4, 5)
+        for name, tensor in source.items()
+        if "layers.2.self_attn.indexer." in name
+    }
+    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "all", config=none, add=extra))
+    assert conversion.config.indexer_types == ("full",) * 6 and not conversion.plan.left_out
+
+
+def test_the_three_indexer_configs_of_case_a2(tmp_path):
+    explicit = {"index_topk_freq": None, "index_skip_topk_offset": None}
+    short = {"indexer_types": None}
+    plans = [
+        plan_conversion(edit_checkpoint(VERIFIER, tmp_path / name, config=config)).plan
+        for name, config in (("explicit", explicit), ("short", short))
+    ]
+    assert [item.names for item in plans[0].items] == [item.names for item in plans[1].items]
+
+
+def test_cache_scales_are_reported(tmp_path):
+    """Case B17: they describe expanded K and V, not the latents that are cached."""
+    extra = {
+        "model.layers.0.self_attn.k_proj.k_scale": torch.tensor(0.5),
+        "model.layers.0.self_attn.v_proj.v_scale": torch.tensor(4.0),
+        "model.layers.5.self_attn.k_proj.k_scale": torch.tensor(1.0),
+    }
+    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", add=extra))
+    (names,) = conversion.plan.left_out.values()
+    assert names == sorted(extra) and "K/V scale" in next(iter(conversion.plan.left_out))
+
+
+def test_rotary_frequencies_are_reported(tmp_path):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", add={name: torch.ones(8)}))
+    assert list(conversion.plan.left_out.values()) == [[name]]
+
+
+def test_lists_of_unquantized_modules_do_not_decide(tmp_path):
+    """Case A5: `indexers_proj` names nothing; the tensors say what is quantized."""
+    config = {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["indexers_proj", "q_a_proj"]}}
+    add = fp8_linear("model.layers.0.self_attn.q_a_proj.weight", 32, 64)
+    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", config=config, add=add))
+    (item,) = (item for item in conversion.plan.items if item.name == "model.layers.0.self_attn.q_a_proj.weight")
+    assert set(item.names) == set(add) and torch.equal(item.make(), torch.full((32, 64), 0.5))
+
+
+def test_left_over_scales_are_reported(tmp_path):
+    extra = {"lm_head.weight_scale": torch.tensor(1.0), "lm_head.input_scale": torch.tensor(1.0)}
+    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", add=extra))
+    assert sorted(name for names in conversion.plan.left_out.values() for name in names) == sorted(extra)
+
+
+# -- a drafter's tensors ----------------------------------------------------------------------------
+
+
+def test_a_drafter_without_embedding_and_head_shares_the_verifier_s():
+    names = {item.name for item in plan_conversion(DSPARK).plan.items}
+    assert not names & {"embed_tokens.weight", "lm_head.weight"}
+
+
+def test_a_drafter_s_own_embedding_and_head_are_kept(tmp_path):
+    """Case A7: decided by the tensors' presence, one by one, never by sizes."""
+    own = {"embed_tokens.weight": torch.full((96, 64), 2.0), "lm_head.weight": torch.full((96, 64), 3.0)}
+    found = made(plan_conversion(edit_checkpoint(DSPARK, tmp_path / "both", add=own)))
+    assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
+    head = {"lm_head.weight": own["lm_head.weight"]}
+    found = made(plan_conversion(edit_checkpoint(DSPARK, tmp_path / "head", add=head)))
+    assert "lm_head.weight" in found and "embed_tokens.weight" not in found
+
+
+def test_a_reduced_vocabulary_keeps_its_head_and_map():
+    source, found = tensors_of(REDUCED), made(plan_conversion(REDUCED))
+    assert torch.equal(found["lm_head.weight"], source["lm_head.weight"]) and found["lm_head.weight"].shape == (48, 64)
+    assert found["d2t"].dtype == torch.int32 and torch.equal(found["d2t"].long(), source["d2t"])
+
+
+def test_a_reduced_vocabulary_without_a_head_is_refused(tmp_path):
+    folder = edit_checkpoint(REDUCED, tmp_path / "d", drop=["lm_head.weight"])
+    refused(folder, "lm_head.weight", "missing", "[48, 64]", "reduced draft vocabulary")
+
+
+def test_a_reduced_vocabulary_without_a_map_is_refused(tmp_path):
+    refused(edit_checkpoint(REDUCED, tmp_path / "d", drop=["d2t"]), "d2t", "missing")
+
+
+@pytest.mark.parametrize("length", [47, 96])
+def test_a_map_of_a_wrong_length_is_refused(tmp_path, length):
+    folder = edit_checkpoint(REDUCED, tmp_path / "d", add={"d2t": torch.zeros(length, dtype=torch.int64)})
+    refused(folder, "d2t", f"[{length}]", "[48]")
+
+
+def test_a_head_of_a_wrong_vocabulary_is_refused(tmp_path):
+    folder = edit_checkpoint(REDUCED, tmp_path / "d", add={"lm_head.weight": torch.zeros(96, 64)})
+    refused(folder, "lm_head.weight", "[96, 64]", "[48, 64]")
+
+
+@pytest.mark.parametrize("at", [0, 17, 47])
+def test_a_map_that_disagrees_with_its_mask_is_refused(tmp_path, at):
+    offsets = tensors_of(REDUCED)["d2t"]
+    offsets[at] += 1
+    refused(edit_checkpoint(REDUCED, tmp_path / "d", add={"d2t": offsets}), "d2t", "t2d")
+
+
+def test_a_map_that_reaches_a_token_twice_is_refused(tmp_path):
+    offsets = tensors_of(REDUCED)["d2t"]
+    offsets[5] = offsets[6] + 1
+    refused(edit_checkpoint(REDUCED, tmp_path / "d", add={"d2t": offsets}), "d2t", "t2d")
+
+
+def test_the_mask_may_be_absent(tmp_path):
+    folder = edit_checkpoint(REDUCED, tmp_path / "d", drop=["t2d"])
+    assert "d2t" in made(plan_conversion(folder)) and not plan_conversion(folder).plan.left_out
+
+
+@pytest.mark.parametrize("offset", [96, -1])
+def test_a_map_out_of_the_vocabulary_is_refused(tmp_path, offset):
+    offsets = tensors_of(REDUCED)["d2t"]
+    offsets[0] = offset
+    refused(edit_checkpoint(REDUCED, tmp_path / "d", drop=["t2d"], add={"d2t": offsets}), "d2t")
+
+
+def test_a_surplus_drafter_tensor_is_named(tmp_path):
+    folder = edit_checkpoint(DSPARK, tmp_path / "d", add={"layers.3.mlp.up_proj.weight": torch.zeros(128, 64)})
+    refused(folder, "layers.3.mlp.up_proj.weight", "surplus")
+
+
+def test_heads_a_config_denies_are_surplus(tmp_path):
+    """Case A10: a Markov or confidence head is never dropped silently."""
+    config = {"markov_rank": 0, "confidence_head_with_markov": False, "enable_confidence_head": False}
+    refused(edit_checkpoint(DSPARK, tmp_path / "d", config=config), "markov_head.markov_w1", "confidence_head")
+
+
+@pytest.mark.parametrize("name", ["markov_head.markov_w2.weight", "confidence_head.proj.bias"])
+def test_heads_a_config_promises_are_needed(tmp_path, name):
+    refused(edit_checkpoint(DSPARK, tmp_path / "d", drop=[name]), name, "missing")
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        lambda name: f"model.{name}",
+        lambda name: name.replace("confidence_head.proj.", "confidence_head."),
+        lambda name: name if "head" in name else f"model.{name}",
+    ],
+)
+def test_drafter_tensors_under_other_spellings_are_found(tmp_path, spell):
+    source = tensors_of(DSPARK)
+    folder = edit_checkpoint(
+        DSPARK, tmp_path / "d", drop=list(source), add={spell(name): tensor for name, tensor in source.items()}
+    )
+    found, expected = made(plan_conversion(folder)), made(plan_conversion(DSPARK))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_drafter_of_another_format_is_refused_by_name(tmp_path):
+    """z-lab's layout is another one; its architecture is named."""
+    folder = edit_checkpoint(DSPARK, tmp_path / "d", config={"architectures": ["DFlashDraftModel"]})
+    with pytest.raises(ConfigError, match="DFlashDraftModel"):
+        plan_conversion(folder)
