@@ -83,8 +83,10 @@ class Engine:
         turns = self.scheduler.plan()
         if not turns:
             return []
-        deltas = self.loop.step(turns)
-        self.scheduler.retire()
+        try:
+            deltas = self.loop.step(turns)
+        finally:
+            self.scheduler.retire()  # even when the step fails: answers may have ended in it
         gained = [(turn.sequence, delta) for turn, delta in zip(turns, deltas, strict=True) if delta is not None]
         for sequence, _ in gained:
             if sequence.finished:

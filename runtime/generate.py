@@ -101,7 +101,7 @@ def _requests(source: Path, engine: Engine, max_tokens: int) -> Iterator[Request
 def _prompt_ids(line: str, engine: Engine) -> list[int]:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"not JSON ({error})") from None
     if not isinstance(value, dict) or ("prompt" in value) == ("prompt_token_ids" in value):
         raise RequestError("expected an object with either prompt or prompt_token_ids")

@@ -55,6 +55,7 @@ class Sequence:
         if drafts:
             self.stats.record(len(drafts), min(accepted, len(delta.tokens)))
         self.tokens.extend(delta.tokens)
-        self.cached += ran + accepted
+        # Rows of tokens that were cut off are not part of the sequence.
+        self.cached = min(self.cached + ran + accepted, len(self.tokens))
         self.finish_reason = delta.finish_reason
         return delta

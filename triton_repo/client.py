@@ -45,10 +45,14 @@ class Client:
             client.start_stream(lambda result, error: inbox.put((result, error)))
             # Without the empty final response, a request that ends with no data would never be heard to end.
             client.async_stream_infer(MODEL_NAME, _inputs(fields), enable_empty_final_response=True)
+            ended = False
             try:
                 yield from _chunks(inbox)
+                ended = True
             finally:
-                client.stop_stream(cancel_requests=True)
+                # Only a stream that goes on: a cancellation that meets the end of its stream makes tritonserver
+                # 2.51 keep the model loaded, and then a stop takes its whole exit timeout.
+                client.stop_stream(cancel_requests=not ended)
 
 
 def _chunks(inbox: queue.SimpleQueue) -> Iterator[Chunk]:
@@ -76,6 +80,8 @@ def _chunk(result: Any) -> Chunk:
 def _inputs(fields: dict[str, Any]) -> list[Any]:
     inputs = []
     for field, value in fields.items():
+        if field not in INPUTS:
+            raise RequestError(f"{field}: no such field, expected one of {', '.join(INPUTS)}")
         spec = INPUTS[field]
         if field == "messages" and not isinstance(value, str):
             value = json.dumps(value)

@@ -19,6 +19,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,13 +44,9 @@ class Ports:
     @classmethod
     def choose(cls, host: str = "127.0.0.1", http: int = 0, grpc: int = 0, metrics: int = 0) -> Ports:
         """The given ports, a free one for each 0."""
-        with_free = [socket.socket() for wanted in (http, grpc, metrics) if wanted == 0]
-        for one in with_free:  # all held at once, so that they differ
-            one.bind((host, 0))
-        free = iter([one.getsockname()[1] for one in with_free])
-        for one in with_free:
-            one.close()
-        return cls(host, *(wanted or next(free) for wanted in (http, grpc, metrics)))
+        with ExitStack() as held:  # all at once, so that they differ
+            found = [port or held.enter_context(_bound(host, 0)).getsockname()[1] for port in (http, grpc, metrics)]
+        return cls(host, *found)
 
     def describe(self) -> str:
         """One line for people."""
@@ -57,6 +54,18 @@ class Ports:
             f"gRPC {self.host}:{self.grpc} · HTTP http://{self.host}:{self.http} · "
             f"metrics http://{self.host}:{self.metrics}/metrics"
         )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket on a port, 0 for a free one. Raises `EngineError` when it is taken or the host is not ours."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port left a moment ago is free
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise EngineError(f"{host}:{port}: cannot listen there ({error}).") from None
+    return made
 
 
 class Server:
@@ -84,15 +93,20 @@ class Server:
             raise EngineError(
                 f"{self.repository}: not a model repository. Make one: glmspec-build repo ENGINES -o REPO"
             )
+        for port in (self.ports.http, self.ports.grpc, self.ports.metrics):
+            _bound(self.ports.host, port).close()  # else another server's answer would pass for ours
         self._scratch = Path(tempfile.mkdtemp(prefix="glmspec-triton-"))
-        command, environment = _command(self._scratch)
-        command += self._arguments()
-        with self.log.open("wb") as log:
-            # Its own session, so that a terminal's interrupt reaches us first and we stop it in order.
-            self._process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
         try:
+            command, environment = _command(self._scratch)
+            with self.log.open("wb") as log:
+                # Its own session, so that a terminal's interrupt reaches us first and we stop it in order.
+                self._process = subprocess.Popen(
+                    [*command, *self._arguments()],
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             self._wait_ready()
         except BaseException:
             self.stop()
@@ -104,14 +118,15 @@ class Server:
         return self._process.wait()
 
     def stop(self) -> None:
-        """Let requests in flight finish, then end the server."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(EXIT_TIMEOUT_S + 10)
-            except subprocess.TimeoutExpired:
+        """Let requests in flight finish, then end the server and whatever it leaves behind."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(EXIT_TIMEOUT_S + 10)
+            with suppress(ProcessLookupError):  # a server that runs out of its exit timeout leaves its stub
                 os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+            self._process.wait()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -143,7 +158,8 @@ class Server:
         raise EngineError(f"tritonserver was not ready after {READY_TIMEOUT_S} s:\n{self._tail()}")
 
     def _tail(self) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LOG_TAIL:])
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([line for line in lines if not line.startswith(("|", "+"))][-_LOG_TAIL:])  # no option table
 
 
 def run_server(repository: Path, ports: Ports) -> None:
@@ -158,7 +174,8 @@ def run_server(repository: Path, ports: Ports) -> None:
         except KeyboardInterrupt:
             click.echo("Stopping", err=True)
             return
-    raise EngineError(f"tritonserver ended with code {code}; its log is {log}")
+    if code:
+        raise EngineError(f"tritonserver ended with code {code}; its log is {log}")
 
 
 def _command(scratch: Path) -> tuple[list[str], dict[str, str]]:

@@ -16,7 +16,7 @@ from glmspec.build.errors import GlmspecError, RequestError
 from glmspec.runtime.request import Answer, Delta
 from glmspec.runtime.sequence import Sequence
 from glmspec.triton_repo.interface import INPUTS
-from glmspec.triton_repo.requests import Call, parse
+from glmspec.triton_repo.requests import Call, parse, refuse_unknown
 from glmspec.triton_repo.worker import Cancelled, Listener, Worker
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -42,6 +42,7 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
+                refuse_unknown(json.loads(request.parameters() or "{}"))
                 call = parse(_arrays(request), self._engine.tokenizer)
             except RequestError as error:
                 _send_error(sender, error)

@@ -25,6 +25,18 @@ class Call:
     stream: bool
 
 
+# Parameters that Triton or a client library sets by itself; any other is a field we do not know.
+_TRITON_PARAMETERS = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"}
+
+
+def refuse_unknown(parameters: Mapping[str, Any]) -> None:
+    """Triton's HTTP generate endpoints turn fields that are no inputs into request parameters: refuse them."""
+    for name in parameters:
+        if name not in _TRITON_PARAMETERS and not name.startswith(("triton_", "headers")):
+            known = ", ".join(name for field in INPUTS.values() for name in field.names)
+            raise RequestError(f"{name}: no such input, expected one of {known}")
+
+
 def parse(inputs: Mapping[str, np.ndarray], tokenizer: Tokenizer | None) -> Call:
     """Parse inputs by tensor name. Raises `RequestError` naming the input."""
     said = _fields(inputs)
@@ -66,19 +78,22 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _require_greedy(said: dict[str, Any]) -> None:
-    temperature, top_k, top_p = said.get("temperature"), said.get("top_k"), said.get("top_p")
-    asks_to_sample = temperature not in (None, 0.0) or top_k not in (None, 0, 1) or top_p not in (None, 1.0)
-    if asks_to_sample and top_k != 1 and temperature != 0.0:
-        raise RequestError(
-            f"temperature: found {temperature} (top_k {top_k}, top_p {top_p}); this version decodes greedily: "
-            "send temperature 0 or top_k 1, or leave them out"
-        )
+    if said.get("temperature") == 0.0 or said.get("top_k") == 1:
+        return
+    neutral = {"temperature": (None, 0.0), "top_k": (None, 0), "top_p": (None, 1.0)}
+    for field, values in neutral.items():
+        if said.get(field) not in values:
+            raise RequestError(
+                f"{field}: found {said[field]:.6g}; this version decodes greedily: "
+                "send temperature 0 or top_k 1, or leave the sampling fields out"
+            )
 
 
 def _prompt(said: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:
     given = [field for field in ("text", "messages", "input_ids") if field in said]
     if len(given) != 1:
-        raise RequestError(f"prompt: found {given or 'nothing'}, expected one of text_input, messages and input_ids")
+        names = [INPUTS[field].names[0] for field in given]
+        raise RequestError(f"prompt: found {names or 'nothing'}, expected one of text_input, messages and input_ids")
     if given == ["input_ids"]:
         return said["input_ids"]
     if tokenizer is None:
@@ -91,7 +106,7 @@ def _prompt(said: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:
 def _messages(text: str) -> list[dict[str, str]]:
     try:
         messages = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"messages: not JSON ({error})") from None
     fits = isinstance(messages, list) and all(
         isinstance(one, dict) and {"role", "content"} <= set(one) for one in messages

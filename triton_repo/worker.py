@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -57,10 +58,19 @@ class Worker:
                 self._fail_all(error)
                 continue
             for sequence, delta in gained:
-                listener = self._listeners[sequence]
-                if sequence.finished:
-                    del self._listeners[sequence]
-                listener.delta(sequence, delta)
+                self._tell(sequence, delta)
+        self._refuse_the_rest()
+
+    def _tell(self, sequence: Sequence, delta: Delta) -> None:
+        """Pass on a delta; a listener that raises loses its own request only."""
+        listener = self._listeners[sequence]
+        if sequence.finished:
+            del self._listeners[sequence]
+        try:
+            listener.delta(sequence, delta)
+        except Exception:
+            self._listeners.pop(sequence, None)
+            self._engine.abort(sequence)
 
     def _receive(self) -> None:
         """Take what has come; wait for something when the engine is idle."""
@@ -76,17 +86,43 @@ class Worker:
             try:
                 self._listeners[self._engine.add(request)] = listener
             except RequestError as error:
-                listener.failed(error)
+                _fail(listener, error)
+            except Exception as error:
+                _fail(listener, GlmspecError(f"the engine failed: {error}"))
 
     def _drop_cancelled(self) -> None:
         for sequence, listener in list(self._listeners.items()):
-            if listener.cancelled():
+            if _is_cancelled(listener):
                 self._engine.abort(sequence)
                 del self._listeners[sequence]
-                listener.failed(Cancelled("the client went away"))
+                _fail(listener, Cancelled("the client went away"))
 
     def _fail_all(self, error: Exception) -> None:
         for sequence, listener in list(self._listeners.items()):
             self._engine.abort(sequence)
-            listener.failed(GlmspecError(f"the engine failed: {error}"))
+            _fail(listener, GlmspecError(f"the engine failed: {error}"))
         self._listeners.clear()
+
+    def _refuse_the_rest(self) -> None:
+        """Whoever handed in a request after `close`."""
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if item is not None:
+                _fail(item[1], GlmspecError("the engine is shutting down"))
+
+
+def _is_cancelled(listener: Listener) -> bool:
+    """A listener that cannot say is as good as gone."""
+    try:
+        return listener.cancelled()
+    except Exception:
+        return True
+
+
+def _fail(listener: Listener, error: GlmspecError) -> None:
+    """Tell a listener of its end. One that raises has nobody behind it."""
+    with contextlib.suppress(Exception):
+        listener.failed(error)

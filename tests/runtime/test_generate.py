@@ -1,0 +1,210 @@
+"""Answering a file of prompts: lines in order, each as if alone, and a whole file or none."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from support.models import GOLDENS
+
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.engine import Options, build_engines
+from glmspec.build.errors import EngineError, GlmspecError, RequestError
+from glmspec.build.progress import Progress
+from glmspec.runtime import generate
+from glmspec.runtime.engine import Engine
+from glmspec.runtime.generate import answer_all, generate_file
+from glmspec.runtime.request import Request
+
+PROMPTS = ["def add(a, b):\n", "Count: 1, 2, 3,", "| a | b |\n", "Once upon a time " * 9, "naïve 中文", "x"]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_engines) -> Engine:
+    return Engine(tiny_engines)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Input and output path; `write` fills the input."""
+
+    class Files:
+        source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+
+        def write(self, *lines: object) -> None:
+            text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+            self.source.write_text(text, encoding="utf-8")
+
+        def read(self) -> list[dict]:
+            return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+    return Files()
+
+
+def run(engines, files, max_tokens=12, speculate=True, drafter=None) -> None:
+    generate_file(engines, files.source, files.output, max_tokens, speculate, drafter, Progress())
+
+
+@pytest.mark.parametrize("speculate", [True, False])
+def test_every_line_in_order_as_the_engine_alone_answers_it(tiny_engines, engine, files, speculate):
+    files.write(*({"prompt": text} for text in PROMPTS), {"prompt_token_ids": [258, 259, 261, 65]})
+    run(tiny_engines, files, speculate=speculate)
+    prompts = [*(engine.tokenizer.encode(text) for text in PROMPTS), [258, 259, 261, 65]]
+    lines = files.read()
+    assert len(lines) == len(prompts)
+    for ids, line in zip(prompts, lines, strict=True):
+        answer, _ = engine.answer(Request(prompt_ids=tuple(ids), max_tokens=12, speculate=speculate))
+        assert line["output_token_ids"] == answer.tokens
+        assert (line["text"], line["finish_reason"]) == (answer.text, answer.finish_reason)
+        stats = line["speculative_decoding"]
+        assert (stats["num_spec_tokens"] == 8) if speculate else (stats is None)
+
+
+def test_many_at_once_equal_each_alone(engine):
+    """Case E42 with a model: more requests than run at once, of every length, with and without drafts."""
+    rng = random.Random(1)
+    requests = [
+        Request(
+            prompt_ids=tuple(rng.choices(range(256), k=rng.choice([1, 2, 15, 16, 17, 60, 700]))),
+            max_tokens=rng.choice([1, 2, 3, 9, 20]),
+            ignore_eos=rng.random() < 0.5,
+            speculate=at % 3 > 0,
+        )
+        for at in range(14)
+    ]
+    together = answer_all(engine, requests)
+    for request, job in zip(requests, together, strict=True):
+        answer, stats = engine.answer(request)
+        assert (job.answer.tokens, job.answer.text) == (answer.tokens, answer.text)
+        assert job.answer.finish_reason == answer.finish_reason
+        plain, _ = engine.answer(replace(request, speculate=False))
+        assert (answer.tokens, answer.finish_reason) == (plain.tokens, plain.finish_reason)
+        assert request.speculate or stats.num_steps == job.stats.num_steps == 0
+    assert engine.scheduler.pool.free == engine.limits.num_pages - 1
+
+
+def test_a_prompt_split_over_steps_is_answered_the_same(golden_engines, engine, tmp_path):
+    """Random weights, whose answers depend on every token of the prompt."""
+    verifier, drafter = (GOLDENS / "checkpoints" / name for name in ("verifier", "dspark"))
+    small = Options(max_num_seqs=1, max_num_batched_tokens=9)
+    build_engines(verifier, [drafter], TARGETS["cpu"], small, tmp_path / "small", Progress())
+    for length in (8, 9, 10, 60):
+        ids = random.Random(length).choices(range(2, 90), k=length)
+        request = Request(prompt_ids=tuple(ids), max_tokens=12, ignore_eos=True)
+        whole, split = (Engine(folder).answer(request)[0] for folder in (golden_engines, tmp_path / "small"))
+        assert split.tokens == whole.tokens
+        assert len(set(whole.tokens)) > 1
+
+
+def test_blank_lines_are_ignored_and_counted(tiny_engines, files):
+    files.write("", {"prompt": "a"}, "   ", {"prompt": "b"}, "")
+    run(tiny_engines, files, 2)
+    assert len(files.read()) == 2
+    files.write("", {"prompt": "a"}, "", "{")
+    with pytest.raises(RequestError, match=f"^{files.source}: line 4: not JSON"):
+        run(tiny_engines, files)
+
+
+def test_an_empty_file_gives_an_empty_file(tiny_engines, files):
+    files.write()
+    run(tiny_engines, files)
+    assert files.output.read_bytes() == b""
+
+
+@pytest.mark.parametrize("drafter", ["dflash2", "tiny-dflash2"])
+def test_a_drafter_by_its_name_or_its_folder_says_the_same(tiny_engines, engine, files, drafter):
+    files.write({"prompt": PROMPTS[0]})
+    run(tiny_engines, files, drafter=drafter)
+    answer, _ = engine.answer(Request(prompt_ids=tuple(engine.tokenizer.encode(PROMPTS[0])), max_tokens=12))
+    assert files.read()[0]["output_token_ids"] == answer.tokens
+
+
+def test_without_a_tokenizer_ids_only(golden_engines, files):
+    files.write({"prompt_token_ids": [5, 6, 7]})
+    run(golden_engines, files, 3)
+    assert set(files.read()[0]) == {"output_token_ids", "finish_reason", "speculative_decoding"}
+    files.write({"prompt": "a"})
+    with pytest.raises(RequestError, match=r"line 1: prompt: this engine has no tokenizer; give prompt_token_ids$"):
+        run(golden_engines, files, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "expected an object with either prompt or prompt_token_ids"),
+        ({}, "expected an object with either prompt or prompt_token_ids"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, "expected an object with either prompt or prompt_token_ids"),
+        ({"prompt": "a", "max_tokens": 9, "seed": 1}, "max_tokens, seed: not a setting of a line"),
+        ({"prompt": 5}, "prompt: found 5, expected a text"),
+        ({"prompt": ""}, "prompt: found no tokens"),
+        ({"prompt_token_ids": "1"}, "prompt_token_ids: expected a list of integers"),
+        ({"prompt_token_ids": [1, True]}, "prompt_token_ids: expected a list of integers"),
+        ({"prompt_token_ids": [1, 2.0]}, "prompt_token_ids: expected a list of integers"),
+        ({"prompt_token_ids": [10**30]}, "prompt: found token id 10{30}, expected ids from 0 to"),
+        ({"prompt_token_ids": [1] * 5000}, "prompt: found 5000 tokens, expected fewer than"),
+    ],
+)
+def test_a_bad_line_is_named_before_anything_runs(tiny_engines, files, monkeypatch, line, message):
+    monkeypatch.setattr(generate, "answer_all", lambda *_: pytest.fail("started"))
+    files.write({"prompt": "fine"}, line)
+    with pytest.raises(RequestError, match=f"^{files.source}: line 2: {message}"):
+        run(tiny_engines, files)
+    assert list(files.source.parent.iterdir()) == [files.source]
+
+
+def test_an_older_output_survives_a_failure_and_is_replaced_whole(tiny_engines, files, monkeypatch):
+    files.output.write_text("older\n")
+    files.write({"prompt": "a"})
+
+    def broken(*_):
+        raise RuntimeError("out of order")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(Engine, "step", broken)
+        run(tiny_engines, files)
+    assert files.output.read_text() == "older\n"
+    run(tiny_engines, files, 2)
+    assert len(files.read()) == 1
+    assert sorted(files.source.parent.iterdir()) == [files.source, files.output]
+
+
+def test_an_unknown_drafter_is_refused(tiny_engines, files):
+    files.write({"prompt": "a"})
+    with pytest.raises(EngineError, match=r"drafter 'eagle': no such drafter in this engine directory\. It has:"):
+        run(tiny_engines, files, drafter="eagle")
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\u0085"])
+def test_a_line_separator_inside_a_text_does_not_end_the_line(tiny_engines, files, odd):
+    """JSON lets U+2028 and U+0085 stand in a text as they are; only a newline ends a line of the file."""
+    files.source.write_text(json.dumps({"prompt": f"a{odd}b"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    run(tiny_engines, files, 2)
+    assert len(files.read()) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [(b'{"prompt": "\xff"}\n', "{source}: not UTF-8"), (b'{"prompt": "\\ud800"}\n', "{source}: line 1: ")],
+)
+def test_input_that_is_no_text_is_named(tiny_engines, files, data, where):
+    files.source.write_bytes(data)
+    with pytest.raises(RequestError, match=f"^{where.format(source=files.source)}"):
+        run(tiny_engines, files)
+
+
+def test_a_missing_output_folder_is_named_before_anything_runs(tiny_engines, files, monkeypatch):
+    monkeypatch.setattr(generate, "answer_all", lambda *_: pytest.fail("started"))
+    files.write({"prompt": "a"})
+    files.output = files.output.parent / "nowhere" / "out.jsonl"
+    with pytest.raises(GlmspecError, match="nowhere"):
+        run(tiny_engines, files)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "[" + "1" * 5000 + "]"])
+def test_json_beyond_the_parser_is_named(tiny_engines, files, line):
+    files.write(line)
+    with pytest.raises(RequestError, match=f"^{files.source}: line 1: not JSON"):
+        run(tiny_engines, files)
