@@ -3,7 +3,7 @@
 # Repeating costs nothing: a stamp holds the hash of what was installed.
 
 make_venv() {
-    local extras=$1 root python stamp want
+    local extras=$1 root python stamp want extra installed
     root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
     python=${PYTHON:-python3}
     cd "$root"
@@ -11,15 +11,18 @@ make_venv() {
         echo "glmspec needs Python 3.11 to 3.13 and $python is $("$python" --version). Set PYTHON to another one." >&2
         exit 1
     fi
-    stamp=.venv/installed
-    want="$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1) $("$python" -c 'import sys; print(sys.version)' | tr '\n' ' ')"
-    if ! grep -qxF "$extras $want" "$stamp" 2>/dev/null; then
-        echo "Installing glmspec[$extras] into .venv (a minute or two)" >&2
-        [ -x .venv/bin/python ] || "$python" -m venv .venv
-        # torch first and pinned: a plain "torch" would pull gigabytes of CUDA libraries.
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
-        echo "$extras $want" >>"$stamp"
-    fi
+    stamp=.venv/installed # a line an extra: its name, and the hash of what it was installed from
+    want=$({ cat pyproject.toml constraints.txt; "$python" -c 'import sys; print(sys.version)'; } | sha256sum | cut -d' ' -f1)
+    for extra in ${extras//,/ }; do
+        if ! grep -qxF "$extra $want" "$stamp" 2>/dev/null; then
+            echo "Installing glmspec[$extras] into .venv (a minute or two)" >&2
+            [ -x .venv/bin/python ] || "$python" -m venv .venv
+            # torch first and pinned: a plain "torch" would pull gigabytes of CUDA libraries.
+            .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+            .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
+            for installed in ${extras//,/ }; do echo "$installed $want" >>"$stamp"; done
+            break
+        fi
+    done
     export PATH="$root/.venv/bin:$PATH"
 }
