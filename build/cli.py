@@ -63,7 +63,7 @@ def convert(source: Path, output: Path) -> None:
 @click.option("--drafter", "drafters", multiple=True, type=_FOLDER, help="Block drafter; may be given several times.")
 @click.option("--target", required=True, type=click.Choice(list(TARGETS)), help="Where the engines will run.")
 @click.option("-o", "--output", required=True, type=_OUT, help="Engine directory to write.")
-@click.option("--max-model-len", type=click.IntRange(1), help="Tokens of one sequence, prompt and output together.")
+@click.option("--max-model-len", type=click.IntRange(2), help="Tokens of one sequence, prompt and output together.")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences running at once.")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Rows of one step.")
 @click.option("--dtype", type=_DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs.")

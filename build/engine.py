@@ -12,6 +12,7 @@ Everything is read and checked, and every network authored, before the first fil
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from glmspec.build.configs.target import Target
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import ConfigError, MissingCapability
 from glmspec.build.models.registry import model_of
+from glmspec.build.network.contract import CACHE
 from glmspec.build.network.graph import Network
 from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
@@ -50,7 +52,8 @@ from glmspec.convert.files import (
 )
 
 PLAN_FILE = "rank0.engine"
-VERIFIER = "verifier"
+_MOST_ELEMENTS = 2**31 - 1
+VERIFIER, TOKENIZER = "verifier", "tokenizer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,19 @@ class _Member:
 
     @property
     def config(self) -> VerifierConfig | DrafterConfig:
+        """What its checkpoint says."""
         return self.origin.config
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """A verifier's end tokens."""
+        if isinstance(self.origin, Conversion):
+            return self.origin.end_tokens
+        return tuple(self.origin.record["eos_token_ids"])
+
+    def index_topk(self, limits: EngineLimits) -> int:
+        """K of its DSA top-k, 0 for a drafter."""
+        return limits.index_topk(self.config.index_topk) if isinstance(self.config, VerifierConfig) else 0
 
 
 def build_engines(
@@ -91,14 +106,14 @@ def build_engines(
         _check_family(members)
     limits = engine_limits(members[0].config, [one.config for one in members[1:]], target, options)
     _note_oddities(members, limits, progress)
+    _check_volumes(members, limits)
     compute = options.compute or target.compute
     for member in members:
         with progress.stage(f"Authoring the {member.name} network"):
             member.net = model_of(member.config, member.taps).author(limits, compute, tensorrt)
         if target.package:
             with progress.stage(f"Building {member.name} for {target.compute_capability}"):
-                k = limits.index_topk(member.config.index_topk) if member.name == VERIFIER else 0
-                member.plan = build_plan(member.net, limits, k, target.compute_capability)
+                member.plan = build_plan(member.net, limits, member.index_topk(limits), target.compute_capability)
     with new_folder(out, ENGINES, inputs) as folder:
         for member in members:
             _write_member(member, folder, out, limits, compute, progress)
@@ -118,8 +133,11 @@ def _backend_for(target: Target) -> Backend:
 
 
 def _open(name: str, folder: Path) -> _Member:
-    origin = read_checkpoint(folder) if is_converted(folder) else plan_conversion(folder)
-    return _Member(name, folder, origin)
+    if not is_converted(folder):
+        return _Member(name, folder, plan_conversion(folder))
+    checkpoint = read_checkpoint(folder)
+    checkpoint.check()
+    return _Member(name, folder, checkpoint)
 
 
 def _open_drafters(folders: Sequence[Path]) -> list[_Member]:
@@ -155,6 +173,21 @@ def _check_family(members: list[_Member]) -> None:
     members[0].taps = tuple(sorted({tap for member in members[1:] for tap in member.config.taps}))
 
 
+def _check_volumes(members: list[_Member], limits: EngineLimits) -> None:
+    """Refuse caches that 32-bit offsets cannot address: kernels that use them would read elsewhere, silently."""
+    sizes = {"X": limits.num_pages}
+    for member in members:
+        specs = model_of(member.config, member.taps).input_specs(limits, "float32")
+        for spec in specs:
+            volume = math.prod(sizes.get(dim, dim) for dim in spec.dims) if spec.role == CACHE else 0
+            if volume > _MOST_ELEMENTS:
+                raise ConfigError(
+                    f"{member.name}: {spec.name}: found {volume:,} elements for {limits.max_num_seqs} sequences of "
+                    f"{limits.max_model_len:,} tokens, expected at most {_MOST_ELEMENTS:,}. "
+                    "Lower --max-num-seqs or --max-model-len."
+                )
+
+
 def _note_oddities(members: list[_Member], limits: EngineLimits, progress: Progress) -> None:
     """Say what is legal and surprising."""
     for member in members[1:]:
@@ -164,9 +197,7 @@ def _note_oddities(members: list[_Member], limits: EngineLimits, progress: Progr
                 f"{member.name} knows {reach} positions and max_model_len is {limits.max_model_len}: "
                 "beyond its own it drafts nothing."
             )
-    origin = members[0].origin
-    ends = origin.end_tokens if isinstance(origin, Conversion) else origin.record["eos_token_ids"]
-    if not ends:
+    if not members[0].end_ids:
         progress.note("the verifier names no end token: answers end at max_tokens only.")
 
 
@@ -206,12 +237,19 @@ def _write_member(
         where = os.path.relpath(checkpoint.folder.resolve(), (out / member.name).resolve())
     if member.plan is not None:
         write_bytes(home / PLAN_FILE, member.plan)
+    k = member.index_topk(limits)
     write_json(
         home / "config.json",
         {
             "producer": producer(MODEL_ENGINE),
             "pretrained_config": checkpoint.record,
-            "build_config": {"compute": compute, "taps": list(member.taps), **asdict(limits)},
+            "build_config": {
+                "compute": compute,
+                "taps": list(member.taps),
+                "index_topk": k,
+                "limits": asdict(limits),
+                "profile": {symbol: list(bounds) for symbol, bounds in limits.ranges(k).items()},
+            },
             "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
             "network": {
                 "sha256": read(member.net.definition, member.net.backend).content_hash(),
@@ -227,10 +265,10 @@ def _copy_tokenizer(verifier: _Member, folder: Path) -> bool:
     """Copy the verifier's tokenizer, if it has one."""
     if not (verifier.folder / "tokenizer.json").exists():
         return False
-    (folder / "tokenizer").mkdir()
+    (folder / TOKENIZER).mkdir()
     for name in TOKENIZER_FILES:
         if (verifier.folder / name).exists():
-            shutil.copyfile(verifier.folder / name, folder / "tokenizer" / name)
+            shutil.copyfile(verifier.folder / name, folder / TOKENIZER / name)
     return True
 
 
@@ -238,24 +276,20 @@ def _directory_record(
     members: list[_Member], folder: Path, target: Target, limits: EngineLimits, compute: str, tokenizer: bool
 ) -> dict[str, Any]:
     tensorrt = members[0].net.backend
-    verifier_record = _pretrained(folder / VERIFIER)
+    listed = [folder / one.name / "config.json" for one in members]
+    if tokenizer:
+        listed += (folder / TOKENIZER).iterdir()
     return {
         "producer": producer(ENGINES),
         "target": target.name,
         "tensorrt": {"package": tensorrt.package, "version": tensorrt.version},
         "compute": compute,
         "limits": asdict(limits),
-        "eos_token_ids": verifier_record["eos_token_ids"],
-        "tokenizer": "tokenizer" if tokenizer else None,
+        "eos_token_ids": list(members[0].end_ids),
+        "tokenizer": TOKENIZER if tokenizer else None,
         "verifier": VERIFIER,
         "drafters": [
             {"name": one.name, "kind": one.config.kind, "source": one.folder.resolve().name} for one in members[1:]
         ],
-        "files": {f"{one.name}/config.json": sha256(folder / one.name / "config.json") for one in members},
+        "files": {str(path.relative_to(folder)): sha256(path) for path in sorted(listed)},
     }
-
-
-def _pretrained(home: Path) -> dict[str, Any]:
-    from glmspec.build.configs.fields import read_json
-
-    return read_json(home / "config.json")["pretrained_config"]

@@ -32,6 +32,10 @@ class RequestError(GlmspecError):
     """A generation request that cannot be served as asked."""
 
 
+class ServerError(GlmspecError):
+    """A Triton server that does not answer."""
+
+
 class MissingCapability(GlmspecError):
     """This machine lacks something the command needs (a GPU, TensorRT): exit code 3."""
 

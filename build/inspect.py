@@ -11,6 +11,7 @@ from rich.table import Table
 from safetensors import safe_open
 
 from glmspec.build.configs.fields import read_json
+from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import GlmspecError
 from glmspec.convert.checkpoint import read_checkpoint
 
@@ -20,7 +21,7 @@ def show(folder: Path) -> None:
     record = read_json(folder / "config.json")
     console = Console()
     if "target" in record:
-        _show_engines(console, folder, record)
+        _show_engines(console, folder, EngineDirectory.open(folder))
     elif "hf_config" in record:
         _show_checkpoint(console, folder, record)
     elif "engines" in record:
@@ -35,12 +36,13 @@ def left_out_lines(record: dict[str, Any]) -> list[str]:
     return lines + [f"note: {note}" for note in record["notes"]]
 
 
-def _show_engines(console: Console, folder: Path, record: dict[str, Any]) -> None:
+def _show_engines(console: Console, folder: Path, directory: EngineDirectory) -> None:
+    record = directory.record
     console.print(f"[bold]{escape(str(folder))}[/bold]: engines for {record['target']}, compute {record['compute']}")
     tensorrt, maker = record["tensorrt"], record["producer"]
     console.print(f"authored by glmspec {maker['version']} with {tensorrt['package']} {tensorrt['version']}")
-    names = [record["verifier"], *(drafter["name"] for drafter in record["drafters"])]
-    configs = {name: read_json(folder / name / "config.json") for name in names}
+    names = [directory.verifier, *(drafter["name"] for drafter in directory.drafters)]
+    configs = {name: directory.model(name) for name in names}
     models = _table("Models", "name", "architecture", "layers", "plan", "weights")
     hashes = _table("Hashes (SHA-256, first 16 digits)", "name", "network", "plan", "weights")
     for name, config in configs.items():

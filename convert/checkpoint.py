@@ -1,6 +1,6 @@
 """A converted checkpoint: `config.json` and `rank{r}.safetensors`, TensorRT-LLM's layout.
 
-Written by `convert`, read by everything after it. `open_checkpoint` takes either kind of folder.
+Written by `convert`, read by everything after it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from glmspec.build.configs.drafter import ARCHITECTURES as DRAFTERS
@@ -50,9 +50,9 @@ class Checkpoint:
     record: dict[str, Any]
 
     @property
-    def is_verifier(self) -> bool:
-        """True for a verifier, False for a drafter."""
-        return isinstance(self.config, VerifierConfig)
+    def weights_file(self) -> Path:
+        """The file that holds the weights."""
+        return self.folder / self.record["weights"]["file"]
 
     @property
     def shared(self) -> dict[str, str]:
@@ -66,11 +66,33 @@ class Checkpoint:
 
     def load(self) -> dict[str, torch.Tensor]:
         """Every tensor. Raises `CheckpointError` when the file is not whole."""
-        path = self.folder / self.record["weights"]["file"]
         try:
-            return load_file(path)
+            return load_file(self.weights_file)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: not a whole safetensors file ({error}). Convert again.") from None
+            raise CheckpointError(
+                f"{self.weights_file}: not a whole safetensors file ({error}). Convert again."
+            ) from None
+
+    def check(self) -> None:
+        """Compare the weights file's header with what the network takes, and its digest with the recorded one.
+        Raises `CheckpointError` naming the file and the first tensor at fault."""
+        try:
+            with safe_open(self.weights_file, framework="pt") as file:
+                found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{self.weights_file}: not a whole safetensors file ({error}). Convert again."
+            ) from None
+        specs = model_of(self.config).weight_specs("bfloat16")
+        wanted = {spec.name: tuple(spec.dims) for spec in specs if spec.name not in self.shared}
+        for name in sorted(found.keys() | wanted.keys()):
+            if found.get(name) != wanted.get(name):
+                raise CheckpointError(
+                    f"{self.weights_file}: tensor {name}: found {found.get(name, 'none')}, "
+                    f"expected {wanted.get(name, 'none')}. Convert again."
+                )
+        if sha256(self.weights_file) != self.weights_sha256:
+            raise CheckpointError(f"{self.weights_file}: changed since it was written. Convert again.")
 
 
 @dataclass(frozen=True)
@@ -161,9 +183,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if "hf_config" not in record:
         raise CheckpointError(f"{folder}: not a converted checkpoint. Run: glmspec-build convert {folder} -o OUT")
     config = parse_config(record["hf_config"], f"{folder}/config.json: hf_config")
-    if not (folder / record["weights"]["file"]).exists():
-        raise CheckpointError(f"{folder}: {record['weights']['file']}: missing. Convert the checkpoint again.")
-    return Checkpoint(folder, config, record)
+    checkpoint = Checkpoint(folder, config, record)
+    if not checkpoint.weights_file.exists():
+        raise CheckpointError(f"{folder}: {checkpoint.weights_file.name}: missing. Convert the checkpoint again.")
+    return checkpoint
 
 
 def _end_tokens(source: Source, config: VerifierConfig) -> tuple[int, ...]:

@@ -47,8 +47,8 @@ def stored(source: Source, name: str) -> Stored:
         _check_blocks(source, name, block)
         return Stored((name, block, *extra), info.shape, "float32", lambda: _fp8_blocks(source, name, block))
     if info.dtype == "F8_E4M3" and single:
-        rows = info.shape[0]
-        _expect(source, single, (), (1,), (rows,), (rows, 1))
+        rows = info.shape[:1]
+        _expect(source, single, (), (1,), rows, (*rows, 1))
         return Stored((name, single, *extra), info.shape, "float32", lambda: _fp8_tensor(source, name, single))
     if info.dtype == "U8" and single and second:
         shape = (*info.shape[:-1], info.shape[-1] * 2)

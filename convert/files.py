@@ -50,7 +50,8 @@ def new_folder(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Iterator[P
     else is there, or when one of the `inputs` lies in it.
     """
     refuse_to_replace(path, kind, inputs)
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    path = path.resolve()  # so that "..", "." and links name the folder itself
+    temporary, aside = (path.with_name(f".{path.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -60,9 +61,15 @@ def new_folder(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Iterator[P
         yield temporary
         _sync(temporary)
         if path.exists():
-            shutil.rmtree(path)
-        temporary.rename(path)
+            path.rename(aside)
+        try:
+            temporary.rename(path)
+        except BaseException:
+            if aside.exists():
+                aside.rename(path)
+            raise
         _sync(path.parent)
+        shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

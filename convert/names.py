@@ -81,7 +81,9 @@ def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSp
         )
     wanted = [spec for spec in specs if spec.name not in absent]
     items = _items(source, wanted, lambda spec: _as_it_is(_spelled(source, spec.name), spec))
-    plan = _closed(source, items, {"target-to-draft mask, implied by d2t": lambda name: name == "t2d"})
+    plan = _closed(
+        source, items, {"target-to-draft mask, implied by d2t": lambda name: name == _spelled(source, "t2d")}
+    )
     if config.reduced_vocabulary:
         _check_vocabulary_map(source, config)
     return plan
@@ -220,8 +222,11 @@ def _check_vocabulary_map(source: Source, config: DrafterConfig) -> None:
             f"{source.folder}: tensor d2t: reaches target ids {reached[0]} to {reached[-1]}, "
             f"expected ids from 0 to {config.vocab_size - 1}."
         )
-    if "t2d" in source and not torch.equal(reached, source.read("t2d").nonzero().squeeze(1)):
+    mask = _spelled(source, "t2d")
+    if mask in source and not torch.equal(reached, source.read(mask).nonzero().squeeze(1)):
         raise CheckpointError(f"{source.folder}: tensor d2t: its target ids and those marked in t2d differ.")
+    if (reached.diff() == 0).any():
+        raise CheckpointError(f"{source.folder}: tensor d2t: reaches a target id twice, expected distinct ones.")
 
 
 def _mtp_modules(source: Source, last: int) -> set[int]:

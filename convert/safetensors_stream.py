@@ -1,7 +1,7 @@
 """A safetensors file written one tensor at a time.
 
 The library's own writer wants every tensor in memory; a 700 GB checkpoint needs the header first and
-then a stream. Peak memory is one tensor.
+then a stream. Peak memory is one output tensor and what it is made of.
 """
 
 from __future__ import annotations

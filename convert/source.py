@@ -62,8 +62,8 @@ class Source:
             raise CheckpointError(f"{path}: weight_map: found {weight_map!r}, expected names and their files.")
         by_file: dict[str, set[str]] = {}
         for name, file in weight_map.items():
-            if not isinstance(file, str):
-                raise CheckpointError(f"{path}: weight_map: {name}: found {file!r}, expected a file name.")
+            if not isinstance(file, str) or Path(file).name != file:
+                raise CheckpointError(f"{path}: weight_map: {name}: found {file!r}, expected a file of this folder.")
             by_file.setdefault(file, set()).add(name)
         missing = [file for file in sorted(by_file) if not (self.folder / file).exists()]
         if missing:

@@ -15,6 +15,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins import lowest_topk
 
 
 def reference(
@@ -60,11 +61,7 @@ def _best_columns(
     score_NL = score_GSL[segment_N, row_slot_N2[:, 1].long()]
     column_L = torch.arange(length)
     score_NL = torch.where(column_L <= position_N1, score_NL, -torch.inf)
-    # One integer that sorts by score, then by lowest column: a float's bits, made monotonic, above the column.
-    bits_NL = (score_NL + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
-    bits_NL = torch.where(bits_NL < 0, bits_NL ^ 0x7FFFFFFF, bits_NL).long()
-    order_NK = torch.topk((bits_NL << 32) + (length - 1 - column_L), k, sorted=False).values
-    return (length - 1 - (order_NK & 0xFFFFFFFF)).sort(-1).values
+    return lowest_topk.reference(score_NL, k=k).long()
 
 
 def native(
@@ -88,7 +85,7 @@ def native(
         column_1L = ops.reshape(ops.arange_like(score_NL, 1), (1, -1))
         position_N1 = ops.reshape(positions_N, (0, 1))
         score_NL = ops.select(column_1L > position_N1, float("-inf"), score_NL)
-        column_NK = _lowest_index_topk(score_NL, column_1L, k)
+        column_NK = lowest_topk.native(score_NL, k=k)
         outputs.append(_cache_rows(column_NK, page_table_GM, row_slot_N2, keys_X1PD.shape[2]))
         outputs.append(ops.unary(column_NK > position_N1, "NOT"))
     return outputs[0], outputs[1]
@@ -104,23 +101,6 @@ def _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slo
     weight_GS1H = ops.reshape(ops.gather(weight_NH, segment_rows_GS), (0, 0, 1, heads))
     score_GS1L = ops.matmul(weight_GS1H, per_head_GSHL)
     return ops.reshape(ops.gather_nd(score_GS1L, row_slot_N2), (0, -1))
-
-
-def _lowest_index_topk(score_NL: Tensor, column_1L: Tensor, k: int) -> Tensor:
-    """Columns int32 [N, K] in rising order, whatever TensorRT's top-k does with ties: the K-th value is a
-    threshold, and of the columns equal to it as many of the lowest are kept as there is room for."""
-    best_NK, _ = ops.topk(score_NL, k, 1)
-    threshold_N1 = ops.narrow(best_NK, 1, k - 1, 1)
-    above_NL = score_NL > threshold_N1
-    tie_NL = score_NL.equals(threshold_N1)
-    taken_N1 = ops.reduce(ops.cast(above_NL, "int32"), "SUM", 1)
-    tie_rank_NL = ops.cumsum(ops.cast(tie_NL, "int32"), 1)
-    fits_NL = ops.unary(tie_rank_NL > (k - taken_N1), "NOT")
-    keep_NL = above_NL | (tie_NL & fits_NL)
-    # Columns are distinct, so this second top-k has no ties; float32 holds every column below 2^24.
-    rising_1L = ops.cast(column_1L, "float32") * -1.0
-    _, column_NK = ops.topk(ops.select(keep_NL, rising_1L, float("-inf")), k, 1)
-    return column_NK
 
 
 def _cache_rows(column_NK, page_table_GM, row_slot_N2, page_size) -> Tensor:

@@ -1,7 +1,7 @@
 """DFlash2's candidate selector: a left-to-right walk over each row's best logits.
 
 score(c) = unary[c] + <pred[previous] * (W_h h_row), succ[c]> over the row's top-k candidates c;
-previous is the anchor first, then the chosen token. The lowest id wins a tie of scores.
+previous is the anchor first, then the chosen token. The lowest id wins a tie, of logits and of scores.
 
 Legend: B blocks, J drafts, V draft vocabulary, K candidates, A rank of the selector.
 """
@@ -12,6 +12,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins import lowest_topk
 
 _NO_ID = 2**31 - 1
 
@@ -30,13 +31,15 @@ def reference(
 
     pred has target-vocabulary rows, succ draft-vocabulary rows; target_offset is `d2t` of a reduced vocabulary.
     """
-    unary_BJK, candidate_BJK = logits_BJV.topk(k, -1)
+    blocks, steps, vocab = logits_BJV.shape
+    candidate_BJK = lowest_topk.reference(logits_BJV.reshape(-1, vocab).float(), k=k).view(blocks, steps, k).long()
+    unary_BJK = logits_BJV.gather(2, candidate_BJK)
     succ_BJKA = torch.nn.functional.embedding(candidate_BJK, succ_VA)
     if target_offset_V is not None:
         candidate_BJK = candidate_BJK + target_offset_V[candidate_BJK]
     previous_B = anchor_B
     drafts, scores = [], []
-    for step in range(logits_BJV.shape[1]):
+    for step in range(steps):
         query_BA1 = (torch.nn.functional.embedding(previous_B, pred_TA) * projected_BJA[:, step]).unsqueeze(2)
         score_BK = unary_BJK[:, step] + torch.bmm(succ_BJKA[:, step], query_BA1).squeeze(2)
         best_B1 = score_BK.amax(-1, keepdim=True)
@@ -57,11 +60,13 @@ def native(
     k: int,
 ) -> tuple[Tensor, Tensor]:
     """Drafts int32 [B, J] as target ids, and their scores [B, J]."""
-    net, steps, rank = logits_BJV.net, logits_BJV.shape[1], pred_TA.shape[1]
+    net, (steps, vocab), rank = logits_BJV.net, logits_BJV.shape[1:], pred_TA.shape[1]
     inputs = [logits_BJV, projected_BJA, anchor_B, pred_TA, succ_VA]
     inputs += [target_offset_V] if target_offset_V is not None else []
     with net.region("selector_walk", inputs, {"k": k}) as outputs:
-        unary_BJK, candidate_BJK = ops.topk(logits_BJV, k, 2)
+        rows_ZV = ops.cast(ops.reshape(logits_BJV, (-1, vocab)), "float32")
+        candidate_BJK = ops.reshape(lowest_topk.native(rows_ZV, k=k), (-1, steps, k))
+        unary_BJK = ops.gather_elements(logits_BJV, candidate_BJK, 2)
         succ_BJKA = ops.gather(succ_VA, candidate_BJK)
         if target_offset_V is not None:
             candidate_BJK = candidate_BJK + ops.gather(target_offset_V, candidate_BJK)

@@ -17,7 +17,12 @@ from glmspec.runtime.request import Answer, Request
 from glmspec.runtime.stats import SpecStats
 
 # Settings that other tools take from a prompt line: refused, because ignoring them would give another answer.
-_NOT_A_LINE_S = {"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "ignore_eos", "logit_bias"}
+_NOT_A_LINE_S = {
+    *("temperature", "top_p", "top_k", "min_p", "seed", "n", "best_of", "logprobs", "logit_bias"),
+    *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
+    *("stop", "stop_words", "stop_token_ids", "bad_words"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+}
 
 
 @dataclass

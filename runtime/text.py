@@ -20,10 +20,11 @@ class Tokenizer:
         except (OSError, ValueError, KeyError) as error:
             raise EngineError(f"{folder}: not a tokenizer that transformers can load ({error}).") from None
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with whatever special tokens the tokenizer adds by itself."""
+    def encode(self, text: str, templated: bool = False) -> list[int]:
+        """Token ids of a prompt. templated: the text is from `chat`, which has put in its special tokens; to any other
+        the tokenizer adds those it adds by itself."""
         try:
-            return self._tokenizer.encode(text)
+            return self._tokenizer.encode(text, add_special_tokens=not templated)
         except TypeError:  # half of a surrogate pair, which JSON can spell
             raise RequestError("prompt: found a text that is not valid Unicode") from None
 

@@ -12,11 +12,17 @@ import numpy as np
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from glmspec.build.errors import RequestError
+from glmspec.build.errors import RequestError, ServerError
 from glmspec.runtime.stats import SpecStats
 from glmspec.triton_repo.interface import INPUTS, MODEL_NAME
 
-_NUMPY = {"TYPE_STRING": object, "TYPE_INT32": np.int32, "TYPE_BOOL": bool, "TYPE_FP32": np.float32}
+_NUMPY = {
+    "TYPE_STRING": object,
+    "TYPE_INT32": np.int32,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_BOOL": bool,
+    "TYPE_FP32": np.float32,
+}
 
 
 @dataclass(frozen=True)
@@ -30,24 +36,30 @@ class Chunk:
 
 
 class Client:
-    """Talks to a server at `address` ("host:port" of its gRPC endpoint). One request at a time: its own stream."""
+    """Talks to a server at `address` ("host:port" of its gRPC endpoint). One request at a time: its own stream.
 
-    def __init__(self, address: str) -> None:
+    patience_s: the longest silence before a request is given up.
+    """
+
+    def __init__(self, address: str, patience_s: float = 300.0) -> None:
         self._address = address
+        self._patience_s = patience_s
 
     def stream(self, **fields: Any) -> Iterator[Chunk]:
         """Send a request and yield its responses. fields: names of `interface.INPUTS`, such as text, messages,
-        input_ids, max_tokens, stop, speculate. Raises `RequestError` with the server's message. Closing the
-        iterator early cancels the request."""
+        input_ids, max_tokens, stop, speculate. Raises `RequestError` with the server's message, `ServerError` when
+        there is no server or it falls silent. Closing the iterator early cancels the request."""
         fields = {"stream": True, **fields}
+        inputs = _inputs(fields)
         with grpc.InferenceServerClient(self._address) as client:
+            _require_server(client, self._address)
             inbox: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
             client.start_stream(lambda result, error: inbox.put((result, error)))
             # Without the empty final response, a request that ends with no data would never be heard to end.
-            client.async_stream_infer(MODEL_NAME, _inputs(fields), enable_empty_final_response=True)
+            client.async_stream_infer(MODEL_NAME, inputs, enable_empty_final_response=True)
             ended = False
             try:
-                yield from _chunks(inbox)
+                yield from _chunks(inbox, self._patience_s)
                 ended = True
             finally:
                 # Only a stream that goes on: a cancellation that meets the end of its stream makes tritonserver
@@ -55,9 +67,21 @@ class Client:
                 client.stop_stream(cancel_requests=not ended)
 
 
-def _chunks(inbox: queue.SimpleQueue) -> Iterator[Chunk]:
+def _require_server(client: Any, address: str) -> None:
+    try:
+        live = client.is_server_live()
+    except InferenceServerException as error:
+        raise ServerError(f"{address}: no Triton server answers there ({error.message()})") from None
+    if not live:
+        raise ServerError(f"{address}: the Triton server there is not live")
+
+
+def _chunks(inbox: queue.SimpleQueue, patience_s: float) -> Iterator[Chunk]:
     while True:
-        result, error = inbox.get()
+        try:
+            result, error = inbox.get(timeout=patience_s)
+        except queue.Empty:
+            raise ServerError(f"the server has said nothing for {patience_s:.0f} s") from None
         if error is not None:
             raise RequestError(error.message() if isinstance(error, InferenceServerException) else str(error))
         response = result.get_response()
@@ -86,9 +110,15 @@ def _inputs(fields: dict[str, Any]) -> list[Any]:
         if field == "messages" and not isinstance(value, str):
             value = json.dumps(value)
         values = value if isinstance(value, (list, tuple)) else [value]
-        if spec.dtype == "TYPE_STRING":
-            values = [one.encode() for one in values]
-        array = np.array(values, dtype=_NUMPY[spec.dtype])
+        try:
+            if spec.dtype == "TYPE_STRING":
+                values = [one.encode() for one in values]
+            dtype = np.dtype(_NUMPY[spec.dtype])
+            if dtype.kind in "iu" and any(not np.iinfo(dtype).min <= one <= np.iinfo(dtype).max for one in values):
+                raise OverflowError  # numpy below 2 wraps around
+            array = np.array(values, dtype=dtype)
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            raise RequestError(f"{field}: found {value!r}, expected {spec.dtype.removeprefix('TYPE_')}") from None
         made = grpc.InferInput(spec.names[0], array.shape, np_to_triton_dtype(array.dtype))
         made.set_data_from_numpy(array)
         inputs.append(made)

@@ -33,8 +33,26 @@ INPUTS: dict[str, Field] = {
     "temperature": Field(("temperature", "sampling_param_temperature"), "TYPE_FP32"),
     "top_k": Field(("top_k", "sampling_param_top_k"), "TYPE_INT32"),
     "top_p": Field(("top_p", "sampling_param_top_p"), "TYPE_FP32"),
+    "seed": Field(("seed", "sampling_param_seed"), "TYPE_UINT64"),
+    "repetition_penalty": Field(("repetition_penalty",), "TYPE_FP32"),
+    "frequency_penalty": Field(("frequency_penalty", "sampling_param_frequency_penalty"), "TYPE_FP32"),
+    "presence_penalty": Field(("presence_penalty", "sampling_param_presence_penalty"), "TYPE_FP32"),
+    "bad_words": Field(("bad_words",), "TYPE_STRING", (-1,)),
+    "return_finish_reason": Field(("return_finish_reason",), "TYPE_BOOL"),
+    "return_cumulative_logprob": Field(("return_cumulative_logprob",), "TYPE_BOOL"),
     "exclude_input": Field(("sampling_param_exclude_input_from_output", "exclude_input_in_output"), "TYPE_BOOL"),
     "speculate": Field(("speculate",), "TYPE_BOOL"),
+}
+
+# Fields that clients send and that change nothing yet: their only legal values. (A seed may be anything: greedy
+# decoding draws no numbers. The finish reason is always returned.)
+NEUTRAL: dict[str, tuple] = {
+    "repetition_penalty": (1.0,),
+    "frequency_penalty": (0.0,),
+    "presence_penalty": (0.0,),
+    "bad_words": ([],),
+    "return_cumulative_logprob": (False,),
+    "exclude_input": (True,),  # answers never repeat the prompt
 }
 
 # A response is one engine step when streaming, the whole answer otherwise. The last one has a finish_reason.

@@ -164,7 +164,9 @@ class Server:
 
 def run_server(repository: Path, ports: Ports) -> None:
     """Serve in the foreground until interrupted, terminated, or the server ends."""
-    log = Path(tempfile.mkstemp(prefix="glmspec-triton-", suffix=".log")[1])
+    descriptor, name = tempfile.mkstemp(prefix="glmspec-triton-", suffix=".log")
+    os.close(descriptor)
+    log = Path(name)
     click.echo(f"Starting tritonserver, log in {log}", err=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with Server(repository, ports, log) as server:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from glmspec.build.configs.fields import read_json
-from glmspec.build.errors import EngineError
+from glmspec.build.directory import EngineDirectory
 from glmspec.convert.files import REPOSITORY, new_folder, producer, sha256, write_bytes, write_json
 from glmspec.triton_repo.interface import INPUTS, MODEL_NAME, OUTPUTS
 
@@ -23,12 +22,9 @@ from glmspec.triton_repo.model import TritonPythonModel  # noqa: F401
 
 def write_repository(engines: Path, out: Path, drafter: str | None, speculate: bool) -> None:
     """Write the repository. The engines stay where they are: the model finds them relative to its own folder."""
-    record = read_json(engines / "config.json")
-    if "target" not in record:
-        raise EngineError(f"{engines}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o DIR")
-    names = [one["name"] for one in record["drafters"]]
-    if drafter is not None and drafter not in [*names, *(one["source"] for one in record["drafters"])]:
-        raise EngineError(f"{engines}: drafter {drafter!r}: no such drafter. It has: {', '.join(names) or 'none'}.")
+    directory = EngineDirectory.open(engines)
+    if drafter is not None:
+        drafter = directory.choose_drafter(drafter)
     with new_folder(out, REPOSITORY, [engines]) as folder:
         version = folder / MODEL_NAME / "1"
         version.mkdir(parents=True)

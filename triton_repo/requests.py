@@ -12,7 +12,7 @@ import numpy as np
 from glmspec.build.errors import RequestError
 from glmspec.runtime.request import Request
 from glmspec.runtime.text import Tokenizer
-from glmspec.triton_repo.interface import INPUTS
+from glmspec.triton_repo.interface import INPUTS, NEUTRAL
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -41,8 +41,10 @@ def parse(inputs: Mapping[str, np.ndarray], tokenizer: Tokenizer | None) -> Call
     """Parse inputs by tensor name. Raises `RequestError` naming the input."""
     said = _fields(inputs)
     _require_greedy(said)
-    if said.get("exclude_input") is False:
-        raise RequestError("sampling_param_exclude_input_from_output: found false; answers never repeat the prompt")
+    for field, values in NEUTRAL.items():
+        if field in said and said[field] not in values:
+            legal = " or ".join(map(str, values))
+            raise RequestError(f"{INPUTS[field].names[0]}: found {said[field]}, this version can only do {legal}")
     request = Request(
         prompt_ids=tuple(_prompt(said, tokenizer)),
         max_tokens=said.get("max_tokens", DEFAULT_MAX_TOKENS),
@@ -100,7 +102,7 @@ def _prompt(said: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:
         raise RequestError(f"{INPUTS[given[0]].names[0]}: this engine has no tokenizer; send input_ids")
     if given == ["text"]:
         return tokenizer.encode(said["text"])
-    return tokenizer.encode(tokenizer.chat(_messages(said["messages"])))
+    return tokenizer.encode(tokenizer.chat(_messages(said["messages"])), templated=True)
 
 
 def _messages(text: str) -> list[dict[str, str]]:

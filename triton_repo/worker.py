@@ -68,9 +68,10 @@ class Worker:
             del self._listeners[sequence]
         try:
             listener.delta(sequence, delta)
-        except Exception:
+        except Exception as error:
             self._listeners.pop(sequence, None)
             self._engine.abort(sequence)
+            _fail(listener, GlmspecError(f"the answer could not be passed on: {error}"))
 
     def _receive(self) -> None:
         """Take what has come; wait for something when the engine is idle."""

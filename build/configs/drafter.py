@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.verifier import plain_rope
 
 ARCHITECTURES = {"DSparkDraftModel": "dspark", "DFlash2DraftModel": "dflash2"}
 WINDOW_ANCHORED = "anchored"  # every row of the block at anchor p sees [p - W, p): how the checkpoints are trained
@@ -199,6 +200,7 @@ def _refuse_what_the_network_lacks(fields: Fields, block: Fields) -> None:
 def _rope_theta(block: Fields) -> float:
     rope = block.section("rope_parameters")
     rope.choice("rope_type", ("default",))
+    plain_rope(block, rope)
     return rope.number("rope_theta")
 
 

@@ -8,6 +8,7 @@ file, the key, what was found and what was expected.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +24,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file. Give a folder that holds a {path.name}.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not readable as JSON ({error}).") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: found a JSON {type(value).__name__}, expected an object.")
@@ -67,7 +68,7 @@ class Fields:
     def number(self, key: str) -> float:
         """A positive number."""
         value = self.values.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             self.fail(key, "a positive number")
         return float(value)
 

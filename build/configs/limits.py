@@ -24,6 +24,8 @@ class EngineLimits:
         for name, value in asdict(self).items():
             if value < 1:
                 raise ConfigError(f"engine limits: {name}: found {value}, expected at least 1.")
+        if self.max_model_len < 2:
+            raise ConfigError("engine limits: max_model_len: found 1, expected at least 2: a prompt and an answer.")
         rows = self.max_num_seqs * self.block_rows
         if self.max_num_batched_tokens < rows:
             raise ConfigError(

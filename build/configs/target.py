@@ -31,9 +31,9 @@ def _gpu(name: str, description: str, package: str, capability: str) -> Target:
         compute="bfloat16",
         page_size=64,
         max_model_len=131_072,
-        max_num_seqs=32,
-        max_num_batched_tokens=2048,
-        segment_rows=64,
+        max_num_seqs=16,
+        max_num_batched_tokens=512,
+        segment_rows=32,
     )
 
 

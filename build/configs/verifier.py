@@ -160,15 +160,23 @@ def _indexer_types(fields: Fields, layers: int) -> tuple[str, ...]:
 
 def _rope_theta(fields: Fields) -> float:
     if not fields.has("rope_parameters"):  # configs written before it existed
-        if fields.has("rope_scaling"):
-            fields.fail("rope_scaling", "null: only the default rotary embedding is supported")
+        plain_rope(fields, fields)
         return fields.number("rope_theta")
     rope = fields.section("rope_parameters")
     rope.choice("rope_type", ("default",))
+    plain_rope(fields, rope)
     theta = rope.number("rope_theta")
     if fields.has("rope_theta") and fields.number("rope_theta") != theta:
         fields.fail("rope_theta", f"agreement with rope_parameters.rope_theta ({theta})")
     return theta
+
+
+def plain_rope(*places: Fields) -> None:
+    """Refuse every rotary variant but the default over all rotary columns."""
+    for fields in places:
+        if fields.has("rope_scaling"):
+            fields.fail("rope_scaling", "null: only the default rotary embedding is supported")
+        fields.choice("partial_rotary_factor", (1.0, 1), 1.0)
 
 
 def end_token_ids(fields: Fields) -> tuple[int, ...]:

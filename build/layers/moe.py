@@ -10,13 +10,14 @@ from glmspec.build.layers.basic import MLP
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.build.network.module import Module, Weight
-from glmspec.plugins import moe
+from glmspec.plugins import lowest_topk, moe
 
 
 class Router(Module):
     """Picks experts by sigmoid score plus a correction bias; weighs them by the score alone.
 
-    Everything is float32: the bias is near 7 with a spread of 0.25, and a BF16 step of 0.03 reroutes tokens.
+    The lowest expert wins a tie: saturated sigmoids are equal. Everything is float32: the bias is near 7 with a
+    spread of 0.25, and a BF16 step of 0.03 reroutes tokens.
     """
 
     def __init__(self, config: VerifierConfig) -> None:
@@ -30,7 +31,7 @@ class Router(Module):
         """x [N, D] -> expert ids int32 [N, A], weights float32 [N, A]."""
         logits_NE = ops.matmul(ops.cast(x_ND, "float32"), self.weight.tensor, transpose_b=True)
         score_NE = ops.sigmoid(logits_NE)
-        _, expert_NA = ops.topk(score_NE + self.e_score_correction_bias.tensor, self.chosen, 1)
+        expert_NA = lowest_topk.native(score_NE + self.e_score_correction_bias.tensor, k=self.chosen)
         weight_NA = ops.gather_elements(score_NE, expert_NA, 1)
         if self.normalize:
             weight_NA = weight_NA / (ops.reduce(weight_NA, "SUM", 1) + 1e-20)

@@ -174,8 +174,7 @@ class Network:
 
     def add(self, layer: Any, kind: str, outputs: int = 1) -> Any:
         """Name a fresh layer and read its shapes. Returns a Tensor, or a tuple of them."""
-        path = "/".join(part for part in (self._scope[-1:] or [self.name]))
-        label = f"{path}/{kind}"
+        label = f"{self._scope[-1] if self._scope else self.name}/{kind}"
         self._counts[label] += 1
         name = f"{label}.{self._counts[label]}"
         if layer is None:

@@ -122,7 +122,10 @@ def _cumulative(node: Node, scope: Scope) -> str:
 
 def _select(node: Node, scope: Scope) -> str:
     condition, then, otherwise = node.inputs
-    sides = [scope.scalar(side) or scope.var(side) for side in (then, otherwise)]
+    literals = [scope.scalar(side) for side in (then, otherwise)]
+    if None not in literals:  # two numbers would take torch's default dtype
+        literals[0] = None
+    sides = [literal or scope.var(side) for literal, side in zip(literals, (then, otherwise), strict=True)]
     return f"torch.where({scope.var(condition)}, {', '.join(sides)})"
 
 

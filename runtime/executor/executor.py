@@ -50,13 +50,10 @@ class ReferenceExecutor:
         self._layers, source = _source(self.program)
         exec(compile(source, f"<{graph.name}>", "exec"), namespace)  # our own source
         self._step = namespace["step"]
-        self._checked = False
 
     def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One step. Raises `NetworkError` for an input that does not fit, or a layer that fails, by name."""
-        if not self._checked:
-            self._check_step(inputs)
-            self._checked = True
+        self._check_step(inputs)
         try:
             with torch.inference_mode():
                 return self._step(inputs)

@@ -36,7 +36,7 @@ class Program:
     bound_inputs: dict[str, str] = field(default_factory=dict)  # network input -> variable
     step_inputs: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
-    layers_run: int = 0  # TensorRT layers executed every step, regions' layers among them
+    layers: int = 0  # TensorRT layers that a step stands for, those of replaced regions among them
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Planner(Scope):
         if static:
             self._static |= {value.name for value in unit.outputs}
         else:
-            self.program.layers_run += sum(node.kind != "CONSTANT" for node in unit.nodes)
+            self.program.layers += sum(node.kind != "CONSTANT" for node in unit.nodes)
             self._release(at, unit, last_use)
         for value in unit.outputs:
             self._names[value.name] = self._fresh("w") if static else self._slot(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -275,12 +274,11 @@ def test_fewer_tokens_are_a_prefix(engines, tmp_path, plain):
 
 def test_an_end_token_ends_an_answer(engines, tmp_path, plain):
     """The fourth token of the first answer, made an end token, is its last."""
-    copied = Path(shutil.copytree(engines.parent, tmp_path / "copy")) / "engines"
-    values = json.loads((copied / "config.json").read_text())
     tokens = ids(plain)[0]
-    values["eos_token_ids"] = [tokens[3]]
-    (copied / "config.json").write_text(json.dumps(values))
-    line = answers(copied, tmp_path, prompts=PROMPTS[:1])[0]
+    ended = edit_checkpoint(CHECKPOINTS / "verifier", tmp_path / "v", config={"eos_token_id": [tokens[3]]})
+    drafter = CHECKPOINTS / "dspark_redvocab"
+    done("engine", "--verifier", ended, "--drafter", drafter, "--target", "cpu", "-o", tmp_path / "e")
+    line = answers(tmp_path / "e", tmp_path, prompts=PROMPTS[:1])[0]
     assert line["output_token_ids"] == tokens[: tokens.index(tokens[3]) + 1]
     assert line["finish_reason"] == "stop"
 

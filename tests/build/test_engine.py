@@ -395,6 +395,52 @@ def test_a_name_goes_before_a_folder_s(golden_engines, tmp_path):
     assert Engine(engines, "dflash2").drafter_name == "dflash2"
 
 
+# -- more that is refused before anything is written ------------------------------------------------
+
+
+@pytest.mark.parametrize("spoil", ["cut short", "another model's", "edited"])
+def test_a_broken_converted_checkpoint_is_refused(tmp_path, spoil):
+    folder = plan_conversion(VERIFIER).write(tmp_path / "ck").folder
+    path = folder / "rank0.safetensors"
+    if spoil == "cut short":
+        path.write_bytes(path.read_bytes()[:1000])
+    elif spoil == "another model's":
+        shutil.copy(plan_conversion(SMALL).write(tmp_path / "other").folder / path.name, path)
+    else:
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    assert_refused(tmp_path, folder, (), ["rank0.safetensors"])
+
+
+def test_caches_beyond_32_bit_offsets_are_refused(tmp_path):
+    """Case D35."""
+    values = {"max_position_embeddings": 1 << 20}
+    wide = edit_checkpoint(VERIFIER, tmp_path / "wide", config=values)
+    with pytest.raises(
+        GlmspecError, match=r"verifier: cache\.layers\.0\.latent: found .* expected at most 2,147,483,647"
+    ):
+        build(tmp_path / "out", wide, (), max_model_len=1 << 20, max_num_seqs=64)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_drafter_s_folder_name_that_fits_two_is_refused(tmp_path):
+    folders = []
+    for parent in ("x", "y"):
+        (tmp_path / parent).mkdir()
+        folders.append(Path(shutil.copytree(SMALL, tmp_path / parent / "ck")))
+    engines = build(tmp_path / "out", VERIFIER, folders)
+    assert Engine(engines, "dspark-2").drafter_name == "dspark-2"
+    refused_at_load(engines, "'ck'", "dspark and dspark-2", drafter="ck")
+
+
+def test_the_profile_is_recorded(small):
+    build_config = json.loads((small / "verifier" / "config.json").read_text())["build_config"]
+    limits = EngineLimits(**build_config["limits"])
+    assert build_config["index_topk"] == limits.index_topk(256)
+    assert {k: tuple(v) for k, v in build_config["profile"].items()} == limits.ranges(build_config["index_topk"])
+
+
 # -- what is legal and surprising is said ---------------------------------------------------------
 
 

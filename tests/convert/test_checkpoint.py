@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from support.models import GOLDENS, convert_and_load, edit_checkpoint, random_verifier, write_checkpoint
 
+from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError, GlmspecError
 from glmspec.build.models.registry import model_of
 from glmspec.convert.checkpoint import is_converted, plan_conversion, read_checkpoint
@@ -46,7 +47,7 @@ def test_a_conversion_holds_what_the_network_wants(tmp_path, name):
     assert {key: tuple(tensor.shape) for key, tensor in weights.items()} == {
         key: dims for key, dims in wanted.items() if key not in expected
     }
-    assert checkpoint.is_verifier == (name == "verifier")
+    assert isinstance(checkpoint.config, VerifierConfig) == (name == "verifier")
     source = tensors_of(CHECKPOINTS / name)
     for key in weights.keys() & source.keys():
         assert torch.equal(weights[key], source[key].to(weights[key].dtype))

@@ -118,6 +118,40 @@ def test_an_error_inside_keeps_the_older_folder(tmp_path):
     assert os.listdir(tmp_path) == ["out"]
 
 
+def test_an_interrupted_replacement_keeps_the_older_folder(tmp_path, monkeypatch):
+    """The old folder steps aside and comes back when the new one cannot take its place."""
+    fill(tmp_path / "out", "one")
+    rename = Path.rename
+
+    def fail(self, target):
+        if ".partial-" in self.name:
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no"):
+        fill(tmp_path / "out", "two")
+    assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "one"]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_named_by_dots_or_a_link(tmp_path, monkeypatch):
+    """`-o .`, `-o ..` and a link mean the folder itself, and nothing around it."""
+    fill(tmp_path / "home" / "out", "one")
+    (tmp_path / "home" / "out" / "sub").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "home" / "out")
+    monkeypatch.chdir(tmp_path / "home" / "out" / "sub")
+    fill(Path(".."), "two")
+    assert sorted(os.listdir(tmp_path / "home" / "out")) == ["config.json", "two"]
+    fill(tmp_path / "link", "three")
+    assert sorted(os.listdir(tmp_path / "home" / "out")) == ["config.json", "three"]
+    assert (tmp_path / "link").is_symlink()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    fill(Path("."), "four")
+    assert sorted(os.listdir(tmp_path / "empty")) == ["config.json", "four"]
+
+
 FOREIGN = {
     "no config": {"notes.txt": "mine"},
     "a model's config": {"config.json": '{"model_type": "llama"}'},

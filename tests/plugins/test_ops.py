@@ -17,6 +17,7 @@ from glmspec.plugins import (
     block_attention,
     grouped_conv,
     index_topk,
+    lowest_topk,
     markov_walk,
     moe,
     rms_norm,
@@ -113,6 +114,13 @@ def cases() -> dict[str, Case]:
         "grouped_conv, one tap": Case(
             grouped_conv, {"x": rand(2, 4, 8), "base": rand(1, 8), "delta": rand(2, 4, 1, 2)}, {}, ("base",)
         ),
+        "lowest_topk": Case(lowest_topk, {"score": rand(6, 40)}, {"k": 7}),
+        "lowest_topk with ties": Case(lowest_topk, {"score": rand(30, 40).round()}, {"k": 7}),
+        "lowest_topk of few finite scores": Case(
+            lowest_topk, {"score": torch.where(rand(9, 40) > 1.5, rand(9, 40), -torch.inf)}, {"k": 7}
+        ),
+        "lowest_topk of zeros of both signs": Case(lowest_topk, {"score": rand(5, 40).sign() * 0.0}, {"k": 39}),
+        "lowest_topk of everything": Case(lowest_topk, {"score": rand(5, 8)}, {"k": 8}),
         "index_topk": index_case(1, 1e-6),
         "index_topk with ties": index_case(2, 0.5),
         "index_topk, all scores equal": index_case(3, 100.0),
@@ -207,6 +215,15 @@ def test_the_region_is_replaced_by_the_reference(name):
     expected = as_list(case.op.reference(*case.inputs.values(), **case.attributes))
     for one, other in zip(run(case.inputs, native(case), case.static), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("lowest_topk")])
+def test_lowest_topk_reference_against_sorting(name):
+    case = CASES[name]
+    k = case.attributes["k"]
+    for row, found in zip(case.inputs["score"].tolist(), lowest_topk.reference(case.inputs["score"], k=k), strict=True):
+        best = sorted(range(len(row)), key=lambda column, row=row: (-row[column], column))[:k]
+        assert found.tolist() == sorted(best)
 
 
 def test_index_topk_reference_against_a_plain_loop():

@@ -135,6 +135,23 @@ def test_each_rotary_flag_changes_its_own_module_only(tmp_path, key):
     assert moved == {"latent": key == "rope_interleave", "index": key == "indexer_rope_interleave"}
 
 
+def test_equal_experts_are_chosen_alike_whatever_topk_does(tmp_path):
+    """Experts that score the same tie; which are chosen then depends on TopK, unless the lowest wins."""
+    oracle = random_verifier(tmp_path / "hf", seed=7)
+    for layer in oracle.model.layers[2:]:
+        layer.mlp.gate.weight.data.zero_()
+        layer.mlp.gate.e_score_correction_bias.zero_()
+    oracle.save_pretrained(tmp_path / "hf")
+    ids, logits = prompt(20, seed=3), []
+    for number, lowest in enumerate((True, False)):
+        model = load_verifier(tmp_path / "hf", tmp_path / f"ck{number}", regions=False, lowest_wins=lowest)
+        logits.append(model.run(pack_rows([Rows(Span(PAGES["a"], 0, 20), ids, 20)], LIMITS, 2))["logits"])
+    model = load_verifier(tmp_path / "hf", tmp_path / "ck")
+    logits.append(model.run(pack_rows([Rows(Span(PAGES["a"], 0, 20), ids, 20)], LIMITS, 2))["logits"])
+    torch.testing.assert_close(logits[1], logits[0])
+    torch.testing.assert_close(logits[2], logits[0], rtol=1e-4, atol=1e-4)
+
+
 def test_shipped_verifier(tmp_path):
     """The trained model too, at a length well past its index_topk."""
     limits = EngineLimits(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from glmspec.build.errors import RequestError
+from glmspec.build.errors import RequestError, ServerError
 from glmspec.runtime.stats import SpecStats
 from glmspec.triton_repo import client
 from glmspec.triton_repo.client import Client
@@ -52,6 +52,9 @@ def wire(monkeypatch):
 
         def __exit__(self, *_):
             self.calls.append("closed")
+
+        def is_server_live(self):
+            return True
 
         def start_stream(self, callback):
             self._callback = callback
@@ -131,5 +134,25 @@ def test_a_stream_that_ended_is_not_cancelled(wire):
 
 
 def test_an_unknown_field_is_named(wire):
-    with pytest.raises(RequestError, match="seed"):
-        list(Client("x:1").stream(text="a", seed=5))
+    with pytest.raises(RequestError, match="colour: no such field"):
+        list(Client("x:1").stream(text="a", colour=5))
+
+
+def test_no_server_is_one_clear_error():
+    with pytest.raises(ServerError, match=r"127\.0\.0\.1:9: no Triton server answers there"):
+        list(Client("127.0.0.1:9").stream(text="a"))
+
+
+def test_a_server_that_falls_silent_is_given_up(wire):
+    """As when its stub dies: Triton never says so."""
+    wire.script = [(Result([5], False), None)]
+    stream = Client("x:1", patience_s=0.05).stream(text="a")
+    assert next(stream).tokens == (5,)
+    with pytest.raises(ServerError, match="said nothing"):
+        next(stream)
+
+
+@pytest.mark.parametrize("fields", [{"text": 5}, {"text": "a", "max_tokens": "many"}, {"input_ids": [1 << 40]}])
+def test_a_value_of_a_wrong_type_is_named(wire, fields):
+    with pytest.raises(RequestError, match=f"^{list(fields)[-1]}: found"):
+        list(Client("x:1").stream(**fields))

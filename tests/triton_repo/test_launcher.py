@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -33,18 +32,16 @@ def scratch(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def repository_without_engines(home: Path) -> Path:
-    engines = home / "engines"
-    engines.mkdir()
-    (engines / "config.json").write_text(json.dumps({"target": "cpu", "drafters": []}))
+def repository_without_engines(golden_engines: Path, home: Path) -> Path:
+    engines = Path(shutil.copytree(golden_engines, home / "engines"))
     write_repository(engines, home / "repo", None, True)
     shutil.rmtree(engines)
     return home / "repo"
 
 
 @pytest.fixture
-def repo(tmp_path) -> Path:
-    return repository_without_engines(tmp_path)
+def repo(golden_engines, tmp_path) -> Path:
+    return repository_without_engines(golden_engines, tmp_path)
 
 
 @pytest.fixture
@@ -95,12 +92,12 @@ def test_a_folder_that_is_no_repository_is_refused_before_anything_starts(tmp_pa
 
 
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory):
+def failed(golden_engines, tmp_path_factory):
     """The real tritonserver on a repository whose engines are gone: (message, server, scratch, engines)."""
     home = tmp_path_factory.mktemp("gone")
     scratch = home / "scratch"
     scratch.mkdir()
-    server = Server(repository_without_engines(home), Ports.choose(), home / "log")
+    server = Server(repository_without_engines(golden_engines, home), Ports.choose(), home / "log")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(EngineError) as caught:
         patch.setattr(tempfile, "tempdir", str(scratch))
         server.start()

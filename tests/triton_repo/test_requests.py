@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +15,13 @@ from glmspec.runtime.text import Tokenizer
 from glmspec.triton_repo.interface import INPUTS
 from glmspec.triton_repo.requests import DEFAULT_MAX_TOKENS, Call, parse
 
-DTYPES = {"TYPE_STRING": object, "TYPE_INT32": np.int32, "TYPE_BOOL": bool, "TYPE_FP32": np.float32}
+DTYPES = {
+    "TYPE_STRING": object,
+    "TYPE_INT32": np.int32,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_BOOL": bool,
+    "TYPE_FP32": np.float32,
+}
 FIELD_OF = {name: field for field, spec in INPUTS.items() for name in spec.names}
 MESSAGES = [{"role": "user", "content": "Count."}]
 
@@ -62,6 +69,13 @@ VALUES = {
     "top_k": (1, lambda made: True),
     "top_p": (1.0, lambda made: True),
     "exclude_input": (True, lambda made: True),
+    "seed": (7, lambda made: True),
+    "repetition_penalty": (1.0, lambda made: True),
+    "frequency_penalty": (0.0, lambda made: True),
+    "presence_penalty": (0.0, lambda made: True),
+    "bad_words": ([], lambda made: True),
+    "return_finish_reason": (True, lambda made: True),
+    "return_cumulative_logprob": (False, lambda made: True),
 }
 PROMPTS = {"text": "ab", "messages": json.dumps(MESSAGES), "input_ids": [97, 98]}
 
@@ -173,7 +187,7 @@ def test_sampling_is_refused(tokenizer, sampling):
 
 @pytest.mark.parametrize("name", INPUTS["exclude_input"].names)
 def test_repeating_the_prompt_is_refused(tokenizer, name):
-    assert "answers never repeat the prompt" in refused(tokenizer, text_input="ab", **{name: False})
+    assert "found False, this version can only do True" in refused(tokenizer, text_input="ab", **{name: False})
 
 
 @pytest.mark.parametrize("name", ["text_input", "messages"])
@@ -207,3 +221,38 @@ def test_two_prompts_are_named_as_they_were_sent(tokenizer):
 
 def test_the_refused_sampling_field_is_the_one_named(tokenizer):
     assert refused(tokenizer, text_input="a", top_k=5).startswith("top_k: found 5")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_penalty", 1.1),
+        ("sampling_param_frequency_penalty", 0.5),
+        ("presence_penalty", -1.0),
+        ("bad_words", ["no"]),
+        ("return_cumulative_logprob", True),
+    ],
+)
+def test_what_is_not_served_yet_is_refused_by_name(tokenizer, name, value):
+    assert INPUTS[FIELD_OF[name]].names[0] in refused(tokenizer, text_input="a", **{name: value})
+
+
+def test_a_templated_chat_gets_no_special_tokens_twice(tmp_path):
+    """A tokenizer that adds a prefix by itself, as GLM's may: the template has put it in already."""
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(ASSETS / "tiny-verifier", folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    values = json.loads((folder / "tokenizer.json").read_text())
+    prefix = [{"SpecialToken": {"id": token, "type_id": 0}} for token in ("[gMASK]", "<sop>")]
+    ids = {entry["content"]: entry["id"] for entry in values["added_tokens"]}
+    values["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [*prefix, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [*prefix, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {t: {"id": t, "ids": [ids[t]], "tokens": [t]} for t in ("[gMASK]", "<sop>")},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    tokenizer = Tokenizer(folder)
+    chat = call(tokenizer, messages=json.dumps(MESSAGES)).request.prompt_ids
+    assert chat[:2] == (ids["[gMASK]"], ids["<sop>"]) and chat[2:].count(ids["<sop>"]) == 0
+    text = call(tokenizer, text_input="ab").request.prompt_ids
+    assert text == (ids["[gMASK]"], ids["<sop>"], 97, 98)  # plain text gets what the tokenizer adds

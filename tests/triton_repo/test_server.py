@@ -265,10 +265,12 @@ def test_an_unknown_grpc_input_is_refused_by_name(server):
     assert "seed" in heard[0][1].message()
 
 
-@pytest.mark.parametrize("name", ["seed", "frequency_penalty", "bad_words", "max_token"])
-def test_an_unknown_http_field_is_refused_by_name(server, name):
-    """Triton's generate endpoints turn them into request parameters (request.parameters() in the model)."""
-    status, data = post(server, "generate", {"text_input": "a", "max_tokens": 3, name: 5})
+@pytest.mark.parametrize(
+    ("name", "value"), [("best_of", 5), ("max_token", 5), ("frequency_penalty", 0.5), ("bad_words", ["x"])]
+)
+def test_an_http_field_with_no_effect_is_refused_by_name(server, name, value):
+    """Unknown ones too: Triton's generate endpoints turn them into request parameters (request.parameters())."""
+    status, data = post(server, "generate", {"text_input": "a", "max_tokens": 3, name: value})
     assert status == 400
     assert name in json.loads(data)["error"]
 

@@ -1,0 +1,118 @@
+"""An engine directory as it is read: by the runtime, the repository generator and `inspect`.
+
+`build/engine.py` writes it; its docstring shows the layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.errors import EngineError
+from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
+from glmspec.convert.files import ENGINES, sha256
+
+_HASHED_AT_LOAD = 1 << 30  # bytes up to which weights are hashed again when they are opened
+
+
+@dataclass(frozen=True)
+class EngineDirectory:
+    """An engine directory's own record, checked against the files it lists."""
+
+    folder: Path
+    record: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> EngineDirectory:
+        """Raises `EngineError` when it is none, or when a file it lists is gone or changed."""
+        record = read_json(folder / "config.json")
+        kind = record["producer"].get("kind") if isinstance(record.get("producer"), dict) else None
+        if kind != ENGINES:
+            raise EngineError(
+                f"{folder}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o {folder}"
+            )
+        directory = cls(folder, record)
+        directory._check()
+        return directory
+
+    def _check(self) -> None:
+        fields = Fields(self.record, f"{self.folder}/config.json")
+        for name, digest in fields.section("files").values.items():
+            if not (self.folder / name).exists():
+                raise EngineError(f"{self.folder / name}: missing. Build the engine directory again.")
+            if sha256(self.folder / name) != digest:
+                raise EngineError(
+                    f"{self.folder / name}: changed since the engine directory was built. Build it again."
+                )
+        verifier = self.model(self.verifier)
+        for key, built in (
+            ("limits", verifier["build_config"]["limits"]),
+            ("eos_token_ids", verifier["pretrained_config"]["eos_token_ids"]),
+        ):
+            if self.record.get(key) != built:
+                fields.fail(key, f"what the engines were built with: {built}")
+
+    @property
+    def verifier(self) -> str:
+        """Name of the verifier's folder."""
+        return self.record["verifier"]
+
+    @property
+    def drafters(self) -> list[dict[str, str]]:
+        """Name, kind and source folder of each drafter, in the order they were given."""
+        return self.record["drafters"]
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The limits every model was built for."""
+        return EngineLimits(**self.record["limits"])
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Token ids that end an answer."""
+        return tuple(self.record["eos_token_ids"])
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The tokenizer's folder, None without one."""
+        return self.folder / self.record["tokenizer"] if self.record["tokenizer"] else None
+
+    def model(self, name: str) -> dict[str, Any]:
+        """A model's own config.json."""
+        return read_json(self.folder / name / "config.json")
+
+    def choose_drafter(self, name: str | None) -> str | None:
+        """The drafter called `name`, or whose source folder was called so; the first (or none) for None.
+        Raises `EngineError` for a name that is unknown or fits two."""
+        if name is None:
+            return self.drafters[0]["name"] if self.drafters else None
+        for key in ("name", "source"):
+            found = [drafter["name"] for drafter in self.drafters if drafter[key] == name]
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise EngineError(f"{self.folder}: drafter {name!r}: fits {' and '.join(found)}; say which.")
+        known = ", ".join(drafter["name"] for drafter in self.drafters) or "none"
+        raise EngineError(
+            f"{self.folder}: drafter {name!r}: no such drafter in this engine directory. It has: {known}."
+        )
+
+    def checkpoint(self, name: str) -> Checkpoint:
+        """A model's weights. Raises when they moved or are not those it was built for: by their recorded digest,
+        and up to 1 GiB by hashing the file."""
+        weights = self.model(name)["weights"]
+        home = (self.folder / name / weights["folder"]).resolve()
+        if not (home / "config.json").exists():
+            raise EngineError(f"{self.folder / name}: its weights are expected in {home}, and are not there.")
+        checkpoint = read_checkpoint(home)
+        path = checkpoint.weights_file
+        same = checkpoint.weights_sha256 == weights["sha256"]
+        if not same or (path.stat().st_size <= _HASHED_AT_LOAD and sha256(path) != weights["sha256"]):
+            raise EngineError(
+                f"{home}: these are not the weights {self.folder / name} was built for "
+                f"({path.name}: expected {weights['sha256'][:12]}). Build the engine again."
+            )
+        return checkpoint
