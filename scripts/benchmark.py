@@ -22,10 +22,12 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.progress import Progress
 from glmspec.runtime.engine import Engine
+from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
 from glmspec.runtime.request import Request
@@ -82,19 +84,23 @@ def measure_decode(engine: Engine, rounds: int) -> dict[str, float]:
     ).eval()
     torch.set_num_threads(1)
     ids = list((b"Count: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10. " * 8)[:CONTEXT])
-    times: dict[str, list[float]] = {"transformers": [], "verifier, 1 row": [], "verifier, 9 rows": []}
+    verifier = engine.verifier
+    every = Model(verifier.config, engine.limits, "float32", verifier.weights, regions=False)
+    cases = {"1 row": (verifier, 1), "9 rows": (verifier, 9), "1 row, every layer": (every, 1)}
+    times: dict[str, list[float]] = {name: [] for name in ("transformers", *cases)}
     for _ in track(range(rounds), "Decode steps", console=console):
         times["transformers"].append(transformers_step(oracle, ids))
-        for rows in (1, 9):
-            times[f"verifier, {rows} row{'s' * (rows > 1)}"].append(verifier_step(engine, ids, rows))
+        for name, (model, rows) in cases.items():
+            times[name].append(verifier_step(model, engine.limits, ids, rows))
     medians = {name: statistics.median(values) for name, values in times.items()}
-    program = engine.verifier.executor.program
-    medians["layers"] = program.layers_run
-    medians["us a layer, 1 row"] = medians["verifier, 1 row"] * 1000 / program.layers_run
-    medians["us a layer, 9 rows"] = medians["verifier, 9 rows"] * 1000 / program.layers_run
-    ratios = [mine / theirs for mine, theirs in zip(times["verifier, 1 row"], times["transformers"], strict=True)]
-    medians["verifier to transformers"] = statistics.median(ratios)
-    return medians
+    layers = verifier.executor.program.layers
+    medians |= {"layers": layers, "statements": len(verifier.executor.program.step_lines)}
+    medians |= {
+        f"us a layer, {name}": medians[name] * 1000 / model.executor.program.layers
+        for name, (model, _) in cases.items()
+    }
+    ratios = [mine / theirs for mine, theirs in zip(times["1 row"], times["transformers"], strict=True)]
+    return medians | {"verifier to transformers": statistics.median(ratios)}
 
 
 def transformers_step(oracle: object, ids: list[int]) -> float:
@@ -111,9 +117,8 @@ def transformers_step(oracle: object, ids: list[int]) -> float:
     return statistics.median(samples) * 1000
 
 
-def verifier_step(engine: Engine, ids: list[int], rows: int) -> float:
+def verifier_step(model: Model, limits: EngineLimits, ids: list[int], rows: int) -> float:
     """Median milliseconds of packing and running `rows` rows after the context, at growing positions."""
-    limits, model = engine.limits, engine.verifier
     least = -(-limits.index_topk(model.config.index_topk) // limits.page_size)
     pages = list(range(1, limits.pages_per_sequence + 1))
     model.run(pack_rows([Rows(Span(pages, 0, len(ids)), ids, 1)], limits, least))
@@ -178,12 +183,14 @@ One step at {config["context"]} tokens of context (the tiny verifier, float32):
 | what | ms |
 |---|---|
 | transformers, eager, its own cache, 1 token | {decode["transformers"]:.2f} |
-| glmspec verifier on the executor, 1 row (packing included) | {decode["verifier, 1 row"]:.2f} |
-| glmspec verifier on the executor, 9 rows (a verify block) | {decode["verifier, 9 rows"]:.2f} |
+| glmspec verifier on the executor, 1 row (packing included) | {decode["1 row"]:.2f} |
+| the same, 9 rows (a verify block) | {decode["9 rows"]:.2f} |
+| the same, 1 row, no op replaced by its reference: every layer runs | {decode["1 row, every layer"]:.2f} |
 
 Ratio of the second line to the first: {decode["verifier to transformers"]:.2f}.
-The network has {decode["layers"]:.0f} layers that run every step: {decode["us a layer, 1 row"]:.1f} us a layer with
-1 row, {decode["us a layer, 9 rows"]:.1f} us with 9.
+A step stands for {decode["layers"]} TensorRT layers, run as {decode["statements"]} statements:
+{decode["us a layer, 1 row"]:.1f} us a layer with 1 row, {decode["us a layer, 9 rows"]:.1f} us with 9,
+{decode["us a layer, 1 row, every layer"]:.1f} us with 1 row and every layer.
 
 Greedy decoding of held-out prompts, one at a time, up to {config["new_tokens"]} new tokens, the same text in every
 case (plain: {plain:.0f} tokens/s):
