@@ -21,7 +21,7 @@ from glmspec.build.models.verifier import tap_name
 from glmspec.build.network import ops
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.graph import Network, Tensor
-from glmspec.build.network.module import Module
+from glmspec.build.network.module import Module, Weight
 from glmspec.build.trt import Backend
 from glmspec.plugins import argmax, block_attention
 
@@ -113,6 +113,8 @@ class DFlash(Module):
         self.layers = [self.layer(config, index) for index in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.draft_vocab_size)
+        # Of a reduced vocabulary: target id = draft id + d2t[draft id].
+        self.d2t = Weight(config.draft_vocab_size, dtype="int32") if config.reduced_vocabulary else None
 
     def input_specs(self, limits: EngineLimits, compute: str) -> list[TensorSpec]:
         """Step inputs, rotary tables and caches; the weights come from `weight_specs`."""
@@ -161,7 +163,10 @@ class DFlash(Module):
         """Drafts from logits: here each row's best, on its own."""
         vocab = self.config.draft_vocab_size
         flat_ZV = ops.reshape(logits_BJV, (-1, vocab))
-        ids_BJ = ops.reshape(argmax.native(flat_ZV), (-1, self.config.num_drafts))
+        ids_Z = argmax.native(flat_ZV)
+        if self.d2t:
+            ids_Z = ids_Z + ops.gather(self.d2t.tensor, ids_Z)
+        ids_BJ = ops.reshape(ids_Z, (-1, self.config.num_drafts))
         return {"draft_ids": ids_BJ, "scores": ops.reduce(logits_BJV, "MAX", 2, keep=False)}
 
     def _block(self, anchor_ids_B: Tensor, anchor_positions_B: Tensor) -> tuple[Tensor, Tensor]:

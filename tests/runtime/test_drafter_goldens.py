@@ -106,8 +106,13 @@ def test_blocks_in_a_batch_do_not_see_each_other(weights, kind):
     assert all(0 <= token < config.vocab_size for block in alone for token in block)
 
 
-def test_reduced_vocabulary_drafts_are_target_ids(weights):
-    model = load(weights, "dspark_redvocab", WINDOW_ANCHORED)
+@pytest.mark.parametrize("rank", [None, 0])
+def test_reduced_vocabulary_drafts_are_target_ids(weights, rank):
+    """By the Markov walk, and without one (rank 0), where each row's best is mapped on its own."""
+    values, tensors = weights["dspark_redvocab"]
+    if rank == 0:
+        values = {**values, "markov_rank": 0, "confidence_head_with_markov": False, "enable_confidence_head": False}
+    model = load({"dspark_redvocab": (values, tensors)}, "dspark_redvocab", WINDOW_ANCHORED)
     reachable = set((torch.arange(48) + weights["dspark_redvocab"][1]["d2t"]).tolist())
     g = torch.Generator().manual_seed(2)
     features = torch.randn(20, 64, generator=g)
