@@ -1,6 +1,6 @@
 """Train the tiny verifier and its two drafters, check them, and write assets/.
 
-python scripts/train_tiny.py --out assets        # the shipped models, about 40 minutes on two cores
+python scripts/train_tiny.py --out assets        # the shipped models, about 42 minutes on two quiet cores
 python scripts/train_tiny.py --out DIR --smoke   # the whole pipeline in about a minute, hardly trained
 """
 

@@ -156,7 +156,7 @@ def train_drafters(verifier: Verifier, drafters: list[Drafter], scale: float, re
     """Train all drafters side by side on the same verifier outputs."""
     trainers = [make_trainer(drafter.train()) for drafter in drafters]
     generator = torch.Generator().manual_seed(5)
-    corpus_steps, own_steps = max(2, round(420 * scale)), max(2, round(140 * scale))
+    corpus_steps, own_steps = max(2, round(330 * scale)), max(2, round(140 * scale))
     total, done = (corpus_steps + own_steps) * SHARES, 0
     depth = max(drafter.config.speculative_tokens for drafter in drafters)
     phases = (

@@ -39,9 +39,9 @@ def stages(scale: float) -> list[Stage]:
         return max(4, round(steps * scale))
 
     return [
-        Stage("verifier, dense", count(3800), 6, 256, False, True, False, 1.0, 0.3),
+        Stage("verifier, dense", count(2700), 6, 256, False, True, False, 1.0, 0.3),
         Stage("verifier, indexer", count(300), 6, 384, False, False, True, 1.0, 0.5),
-        Stage("verifier, sparse", count(750), 4, 384, True, True, True, 0.3, 0.0),
+        Stage("verifier, sparse", count(700), 4, 384, True, True, True, 0.3, 0.0),
     ]
 
 
