@@ -1,4 +1,4 @@
-"""The drafter's config, read from a speculators-format config.json.
+"""The drafter's config, read from a config.json in any format that drafters are published in.
 
 A drafter is a DFlash block (a few Qwen3-style layers over the verifier's tapped
 features) plus what its kind adds: DFlash2 a grouped dynamic convolution and a
@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from glmspec.build.configs.drafter_dialects import Dialect
 from glmspec.build.configs.fields import Fields
-from glmspec.build.configs.verifier import plain_rope
-
-ARCHITECTURES = {"DSparkDraftModel": "dspark", "DFlash2DraftModel": "dflash2"}
-WINDOW_ANCHORED = "anchored"  # every row of the block at anchor p sees [p - W, p): how the checkpoints are trained
-WINDOW_RELATIVE = "relative"  # row at position q sees |q - k| < W: vLLM and z-lab
+from glmspec.build.configs.verifier import rope_theta
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +50,7 @@ class Selector:
 class DrafterConfig:
     """A block drafter. Sizes are element counts unless said otherwise."""
 
-    kind: str  # "dspark" or "dflash2"
+    kind: str  # "dflash", "dflash2" or "dspark"
     hidden_size: int  # the verifier's
     vocab_size: int  # the verifier's
     draft_vocab_size: int
@@ -98,32 +95,30 @@ class DrafterConfig:
         return self.draft_vocab_size != self.vocab_size
 
     @classmethod
-    def from_speculators(cls, values: dict, source: str, window: str = WINDOW_ANCHORED) -> DrafterConfig:
-        """Read a speculators config.json. Raises `ConfigError` naming the field."""
-        fields = Fields(values, source)
-        kind = _kind(fields)
-        block = fields.section("transformer_layer_config")
+    def from_hf(cls, values: dict, source: str, window: str | None = None) -> DrafterConfig:
+        """Read a drafter's config.json. window: another convention than the format's own. Raises `ConfigError`
+        naming the field."""
+        dialect = Dialect.of(values, source)
+        kind, fields, block = dialect.kind, dialect.top, dialect.block
         _refuse_what_the_network_lacks(fields, block)
-        layers = block.integer("num_hidden_layers")
-        vocab_size = block.integer("vocab_size")
-        layer_types = block.choices("layer_types", ("sliding_attention", "full_attention"), layers)
+        vocab_size, layer_types = block.integer("vocab_size"), dialect.layer_types
         config = cls(
             kind=kind,
             hidden_size=block.integer("hidden_size"),
             vocab_size=vocab_size,
-            draft_vocab_size=fields.integer("draft_vocab_size"),
+            draft_vocab_size=dialect.draft_vocab_size,
             intermediate_size=block.integer("intermediate_size"),
             num_attention_heads=block.integer("num_attention_heads"),
             num_key_value_heads=block.integer("num_key_value_heads"),
             head_dim=block.integer("head_dim"),
             layer_types=layer_types,
             sliding_window=block.integer("sliding_window") if "sliding_attention" in layer_types else None,
-            sliding_window_non_causal=fields.boolean("sliding_window_non_causal"),
-            window=window,
+            sliding_window_non_causal=dialect.sliding_window_non_causal,
+            window=window or dialect.window,
             rms_norm_eps=block.number("rms_norm_eps"),
-            rope_theta=_rope_theta(block),
+            rope_theta=rope_theta(block),
             max_position_embeddings=block.integer("max_position_embeddings"),
-            taps=_taps(fields),
+            taps=dialect.taps,
             block_size=fields.integer("block_size", least=2),
             # Absent, the published classes differ: DSpark samples from the anchor, DFlash does not.
             # The agreement with speculative_tokens below keeps this from being a guess.
@@ -132,9 +127,11 @@ class DrafterConfig:
             markov=_markov(fields) if kind == "dspark" else None,
             confidence=_confidence(fields) if kind == "dspark" else None,
             convolution=_convolution(fields, block) if kind == "dflash2" else None,
-            selector=_selector(fields) if kind == "dflash2" else None,
+            selector=_selector(fields, dialect.draft_vocab_size) if kind == "dflash2" else None,
         )
         config._check(fields, block)
+        if dialect.speculators:
+            config._check_speculative_tokens(fields)
         return config
 
     def _check(self, fields: Fields, block: Fields) -> None:
@@ -144,10 +141,12 @@ class DrafterConfig:
             block.fail("head_dim", "an even number (rotary pairs)")
         if self.draft_vocab_size > self.vocab_size:
             fields.fail("draft_vocab_size", f"at most the verifier's vocab_size ({self.vocab_size})")
-        if self.kind == "dflash2" and self.sample_from_anchor:
-            fields.fail("sample_from_anchor", "false: DFlash2 drafts from rows 1 and up")
+        if self.kind != "dspark" and self.sample_from_anchor:
+            fields.fail("sample_from_anchor", "false: DFlash and DFlash2 draft from rows 1 and up")
         if fields.has("target_hidden_size") and fields.integer("target_hidden_size") != self.hidden_size:
             fields.fail("target_hidden_size", f"null or hidden_size ({self.hidden_size})")
+
+    def _check_speculative_tokens(self, fields: Fields) -> None:
         tokens = _speculative_tokens(fields)
         if tokens.integer("speculative_tokens") != self.num_drafts:
             anchored = "true" if self.sample_from_anchor else "false"
@@ -157,30 +156,8 @@ class DrafterConfig:
             )
 
 
-def _kind(fields: Fields) -> str:
-    architectures = fields.values.get("architectures")
-    if not isinstance(architectures, list) or len(architectures) != 1 or architectures[0] not in ARCHITECTURES:
-        fields.fail("architectures", f"one of {', '.join(ARCHITECTURES)} in speculators format")
-    kind = ARCHITECTURES[architectures[0]]
-    fields.choice("speculators_model_type", (kind,))
-    return kind
-
-
-def _taps(fields: Fields) -> tuple[int, ...]:
-    taps = fields.integers("aux_hidden_state_layer_ids")
-    if list(taps) != sorted(set(taps)):
-        fields.fail("aux_hidden_state_layer_ids", "distinct ids in rising order")
-    return taps
-
-
 def _mask_token_id(fields: Fields, vocab_size: int) -> int:
-    """At the top level or in `dflash_config`; never a default."""
-    nested = fields.section("dflash_config") if fields.has("dflash_config") else None
-    if nested is not None and "mask_token_id" in nested.values:
-        if "mask_token_id" not in fields.values:
-            fields = nested
-        elif nested.values["mask_token_id"] != fields.values["mask_token_id"]:
-            nested.fail("mask_token_id", f"agreement with the top level's {fields.values['mask_token_id']}")
+    """Never a default: another token in its place lowers acceptance, silently."""
     token = fields.integer("mask_token_id", least=0)
     if token >= vocab_size:
         fields.fail("mask_token_id", f"an id below vocab_size ({vocab_size})")
@@ -195,13 +172,6 @@ def _refuse_what_the_network_lacks(fields: Fields, block: Fields) -> None:
         for place in (fields, block):
             if place.values.get(key) not in (None, neutral):
                 place.fail(key, f"{neutral}: this version does not scale or cap")
-
-
-def _rope_theta(block: Fields) -> float:
-    rope = block.section("rope_parameters")
-    rope.choice("rope_type", ("default",))
-    plain_rope(block, rope)
-    return rope.number("rope_theta")
 
 
 def _speculative_tokens(fields: Fields) -> Fields:
@@ -238,8 +208,8 @@ def _convolution(fields: Fields, block: Fields) -> Convolution:
     return Convolution(taps=taps, group=group)
 
 
-def _selector(fields: Fields) -> Selector:
+def _selector(fields: Fields, vocab_size: int) -> Selector:
     top_k = fields.integer("selector_top_k")
-    if top_k > fields.integer("draft_vocab_size"):
-        fields.fail("selector_top_k", f"at most draft_vocab_size ({fields.values['draft_vocab_size']})")
+    if top_k > vocab_size:
+        fields.fail("selector_top_k", f"at most draft_vocab_size ({vocab_size})")
     return Selector(rank=fields.integer("selector_rank"), top_k=top_k)

@@ -90,7 +90,7 @@ class VerifierConfig:
             index_n_heads=fields.integer("index_n_heads"),
             index_head_dim=fields.integer("index_head_dim"),
             indexer_types=_indexer_types(fields, layers),
-            rope_theta=_rope_theta(fields),
+            rope_theta=rope_theta(fields),
             # Configs saved by the published class drop these two; the class always interleaves.
             rope_interleave=fields.boolean("rope_interleave", True),
             indexer_rope_interleave=fields.boolean("indexer_rope_interleave", True),
@@ -158,8 +158,11 @@ def _indexer_types(fields: Fields, layers: int) -> tuple[str, ...]:
     return listed
 
 
-def _rope_theta(fields: Fields) -> float:
+def rope_theta(fields: Fields) -> float:
+    """The rotary base, from `rope_parameters` or, in older configs, the top level."""
     if not fields.has("rope_parameters"):  # configs written before it existed
+        if "rope_theta" not in fields.values:
+            fields.fail("rope_parameters", "an object with rope_theta, or a rope_theta of its own")
         plain_rope(fields, fields)
         return fields.number("rope_theta")
     rope = fields.section("rope_parameters")

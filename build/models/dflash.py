@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glmspec.build.configs.drafter import WINDOW_RELATIVE, DrafterConfig
+from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.drafter_dialects import WINDOW_RELATIVE
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.layers.basic import MLP, Embedding, Linear, RMSNorm
 from glmspec.build.layers.paged import WritePlan, append, cache_spec

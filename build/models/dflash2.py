@@ -90,7 +90,6 @@ class DFlash2(DFlash):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__(config)
         self.candidate_selector = CandidateSelector(config)
-        self.named()
 
     def propose(self, hidden_BJD: Tensor, logits_BJV: Tensor, anchor_ids_B: Tensor) -> dict[str, Tensor]:
         """Drafts by the selector walk."""

@@ -69,7 +69,6 @@ class DSpark(DFlash):
         super().__init__(config)
         self.markov_head = MarkovHead(config) if config.markov else None
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
-        self.named()
 
     def propose(self, hidden_BJD: Tensor, logits_BJV: Tensor, anchor_ids_B: Tensor) -> dict[str, Tensor]:
         """Drafts by the Markov walk, with the confidence in each. Markov rank 0 is plain DFlash."""

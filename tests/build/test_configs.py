@@ -43,7 +43,7 @@ def drafter(name: str = "dspark", drop: tuple[str, ...] = (), **changes) -> Draf
             values[key] = value
     for key in drop:
         del (block if key.startswith("layer__") else values)[key.removeprefix("layer__")]
-    return DrafterConfig.from_speculators(values, WHERE)
+    return DrafterConfig.from_hf(values, WHERE)
 
 
 def refused(make, *expected: str) -> None:
@@ -210,7 +210,7 @@ def test_what_the_network_cannot_do_is_refused(key, value):
     [
         {"architectures": ["Glm5NextForCausalLM"], "model_type": "glm5_next"},
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
-        {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash"},
+        {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"},
     ],
 )
 def test_other_architectures_are_refused_by_name(values):

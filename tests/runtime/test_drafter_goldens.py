@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from support.models import GOLDENS, convert_and_load
 
-from glmspec.build.configs.drafter import WINDOW_ANCHORED, WINDOW_RELATIVE, DrafterConfig
+from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.reader import read
@@ -41,12 +44,12 @@ def weights(tmp_path_factory) -> dict[str, tuple[dict, dict[str, torch.Tensor]]]
 
 def load(weights, kind: str, window: str, **options) -> Model:
     values, tensors = weights[kind]
-    return Model(DrafterConfig.from_speculators(values, kind, window), LIMITS, "float32", tensors, **options)
+    return Model(DrafterConfig.from_hf(values, kind, window), LIMITS, "float32", tensors, **options)
 
 
 def final_norm(weights, kind: str) -> str:
     """Name of the drafter's hidden state after its final norm."""
-    net = model_of(DrafterConfig.from_speculators(weights[kind][0], kind)).author(LIMITS, "float32", backend())
+    net = model_of(DrafterConfig.from_hf(weights[kind][0], kind)).author(LIMITS, "float32", backend())
     return [node.output.name for node in read(net.definition, net.backend).nodes if node.name.startswith("norm/")][-1]
 
 
@@ -122,3 +125,26 @@ def test_reduced_vocabulary_drafts_are_target_ids(weights, rank):
         token for block in model.run(inputs | taps(model.config, features))["draft_ids"].tolist() for token in block
     }
     assert drafts <= reachable and any(token >= 48 for token in drafts)
+
+
+def test_plain_dflash_is_a_dspark_of_rank_0(weights):
+    """The block alone: each row's best, from rows 1 and up."""
+    values, tensors = weights["dspark"]
+    block = values["transformer_layer_config"] | {"layer_types": ["full_attention"] * 3}
+    plain = {
+        **values,
+        "transformer_layer_config": block,
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": True,
+    }
+    plain["speculators_config"] = json.loads(json.dumps(values["speculators_config"]).replace("8", "7"))
+    off = {"markov_rank": 0, "confidence_head_with_markov": False, "enable_confidence_head": False}
+    drafts = []
+    for changes in (off, {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash", "markov_rank": 0}):
+        model = load({"dspark": (plain | changes, tensors)}, "dspark", WINDOW_ANCHORED)
+        g = torch.Generator().manual_seed(4)
+        features = torch.randn(CONTEXT, len(model.config.taps) * 64, generator=g)
+        inputs = pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT)], [Block(PAGES, 7, CONTEXT)], LIMITS)
+        drafts.append(model.run(inputs | taps(model.config, features))["draft_ids"].tolist())
+    assert drafts[0] == drafts[1] and len(drafts[0][0]) == 7
+    assert model.config.kind == "dflash"
