@@ -16,6 +16,7 @@ from glmspec.build.configs.target import TARGETS
 from glmspec.build.errors import GlmspecError
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUT = click.Path(file_okay=False, path_type=Path)
 _DTYPES = click.Choice(["float32", "bfloat16"])
 
@@ -42,20 +43,79 @@ def main() -> None:
 
 @main.command()
 @click.argument("source", type=_FOLDER)
-@click.option("-o", "--output", required=True, type=_OUT, help="Folder to write the converted checkpoint to.")
-def convert(source: Path, output: Path) -> None:
+@click.option("-o", "--output", type=_OUT, help="Folder to write the converted checkpoint to.")
+@click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
+              help="Recipe for a verifier's matrices; auto keeps what the checkpoint has.")  # fmt: skip
+@click.option("--recipe", type=_FILE, help="JSON or YAML list of rules {modules: pattern, format: name} for others.")
+@click.option("--calibration", type=_FILE, help="Largest activation by module, as `calibrate` writes it.")
+@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks to divide a verifier among.")
+@click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Groups of them with whole experts.")
+@click.option("--format", "layout", type=click.Choice(["trtllm", "hf"]), default="trtllm", show_default=True,
+              help="hf: a Hugging Face checkpoint with ModelOpt's names.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), help="Threads. Default: the cores there are.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              help="Where NVFP4 is computed.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Go on from an interrupted run.")
+@click.option("--expect-sha256", metavar="HEX", help="Refuse SOURCE unless its model.safetensors has this digest.")
+@click.option(
+    "--dry-run", is_flag=True, help="List what would be written. SOURCE may be a config.json without weights."
+)
+def convert(
+    source: Path,
+    output: Path | None,
+    quant: str,
+    recipe: Path | None,
+    calibration: Path | None,
+    tp: int,
+    ep: int,
+    layout: str,
+    workers: int | None,
+    device: str,
+    resume: bool,
+    expect_sha256: str | None,
+    dry_run: bool,
+) -> None:
     """Convert the Hugging Face checkpoint SOURCE (a verifier or a drafter) to glmspec's layout."""
-    from glmspec.build.inspect import left_out_lines
+    if recipe and quant != "auto":
+        raise click.UsageError("--quant and --recipe exclude each other")
+    if (output is None) != dry_run:
+        raise click.UsageError("give --output, or --dry-run and no output")
     from glmspec.build.progress import RichProgress
-    from glmspec.convert.checkpoint import plan_conversion
+    from glmspec.convert.command import Wanted, convert_folder, options_of
+    from glmspec.convert.dry_run import dry_run as list_outputs
 
-    progress = RichProgress()
-    conversion = plan_conversion(source)
-    with progress.steps(f"Converting {source.name}", len(conversion.plan.items)) as advance:
-        checkpoint = conversion.write(output, advance)
-    for line in left_out_lines(checkpoint.record):
+    options = options_of(quant, recipe, calibration, tp, ep)
+    if dry_run:
+        list_outputs(source, options, layout == "hf")
+        return
+    wanted = Wanted(hf=layout == "hf", device=device, workers=workers, resume=resume, sha256=expect_sha256)
+    for line in convert_folder(source, output, options, wanted, RichProgress()):
         click.echo(line, err=True)
     click.echo(str(output))
+
+
+@main.command()
+@click.argument("source", type=_FOLDER)
+@click.option("--input", "prompts", required=True, type=_FILE, help="JSON lines with prompt or prompt_token_ids.")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path),
+              help="JSON file to write: {module: largest input}.")  # fmt: skip
+def calibrate(source: Path, prompts: Path, output: Path) -> None:
+    """Measure the activations of the verifier SOURCE on prompts, for `convert --calibration`. Needs ModelOpt."""
+    from glmspec.build.progress import RichProgress
+    from glmspec.convert.calibrate import calibrate as measure
+
+    count = measure(source, prompts, output, RichProgress())
+    click.echo(f"{output}: {count} modules")
+
+
+@main.command()
+@click.argument("directory", type=_FOLDER)
+def verify(directory: Path) -> None:
+    """Check a directory that glmspec wrote again: every file's digest, every tensor's name and shape."""
+    from glmspec.build.progress import RichProgress
+    from glmspec.build.verify import verify_folder
+
+    click.echo(verify_folder(directory, RichProgress()))
 
 
 @main.command()
@@ -109,7 +169,7 @@ def engine(
 
 @main.command()
 @click.argument("engines", type=_FOLDER)
-@click.option("--input", "source", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+@click.option("--input", "source", required=True, type=_FILE,
               help="JSON lines, each with prompt (text) or prompt_token_ids.")  # fmt: skip
 @click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="JSON lines to write.")
 @click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.limits import EngineLimits
@@ -108,11 +108,17 @@ class EngineDirectory:
         if not (home / "config.json").exists():
             raise EngineError(f"{self.folder / name}: its weights are expected in {home}, and are not there.")
         checkpoint = read_checkpoint(home)
-        path = checkpoint.weights_file
-        same = checkpoint.weights_sha256 == weights["sha256"]
-        if not same or (path.stat().st_size <= _HASHED_AT_LOAD and sha256(path) != weights["sha256"]):
-            raise EngineError(
-                f"{home}: these are not the weights {self.folder / name} was built for "
-                f"({path.name}: expected {weights['sha256'][:12]}). Build the engine again."
-            )
+        expected = f"expected {weights['sha256'][:12]}"
+        if checkpoint.weights_sha256 != weights["sha256"]:
+            self._refuse(name, home, f"found {checkpoint.weights_sha256[:12]}, {expected}")
+        parts = checkpoint.record["parts"]
+        if sum(part["size"] for part in parts.values()) <= _HASHED_AT_LOAD:
+            for path in checkpoint.files:
+                if sha256(path) != parts[path.name]["sha256"]:
+                    self._refuse(name, path, "changed since it was written")
         return checkpoint
+
+    def _refuse(self, name: str, place: Path, why: str) -> NoReturn:
+        raise EngineError(
+            f"{place}: these are not the weights {self.folder / name} was built for ({why}). Build the engine again."
+        )

@@ -24,7 +24,7 @@ from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import Target
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import ConfigError, MissingCapability
+from glmspec.build.errors import CheckpointError, ConfigError, MissingCapability
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.contract import CACHE
 from glmspec.build.network.graph import Network
@@ -32,14 +32,8 @@ from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend, backend
-from glmspec.convert.checkpoint import (
-    TOKENIZER_FILES,
-    Checkpoint,
-    Conversion,
-    is_converted,
-    plan_conversion,
-    read_checkpoint,
-)
+from glmspec.convert.checkpoint import Checkpoint, is_converted, read_checkpoint
+from glmspec.convert.conversion import TOKENIZER_FILES, Conversion, plan_conversion
 from glmspec.convert.files import (
     ENGINES,
     MODEL_ENGINE,
@@ -50,6 +44,7 @@ from glmspec.convert.files import (
     write_bytes,
     write_json,
 )
+from glmspec.convert.writer import Run
 
 PLAN_FILE = "rank0.engine"
 _MOST_ELEMENTS = 2**31 - 1
@@ -136,6 +131,8 @@ def _open(name: str, folder: Path) -> _Member:
     if not is_converted(folder):
         return _Member(name, folder, plan_conversion(folder))
     checkpoint = read_checkpoint(folder)
+    if checkpoint.mapping.tp > 1:
+        raise CheckpointError(f"{folder}: made for {checkpoint.mapping.tp} ranks; this version builds engines for 1.")
     checkpoint.check()
     return _Member(name, folder, checkpoint)
 
@@ -229,8 +226,8 @@ def _write_member(
     home = folder / member.name
     home.mkdir()
     if isinstance(member.origin, Conversion):
-        with progress.steps(f"Converting {member.name}", len(member.origin.plan.items)) as advance:
-            checkpoint = member.origin.write(folder / "checkpoints" / member.name, advance)
+        with progress.bytes(f"Converting {member.name}", member.origin.size) as advance:
+            checkpoint = member.origin.write(folder / "checkpoints" / member.name, Run(advance=advance))
         where = f"../checkpoints/{member.name}"
     else:
         checkpoint = member.origin

@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from safetensors import safe_open
 
 from glmspec.build.configs.fields import read_json
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import GlmspecError
 from glmspec.convert.checkpoint import read_checkpoint
+from glmspec.convert.command import left_out_lines
 
 
 def show(folder: Path) -> None:
@@ -30,12 +30,6 @@ def show(folder: Path) -> None:
         raise GlmspecError(f"{folder}: not a converted checkpoint, engine directory or model repository of glmspec.")
 
 
-def left_out_lines(record: dict[str, Any]) -> list[str]:
-    """What a conversion left out, and why, a line a reason."""
-    lines = [f"left out {len(names)} tensors: {reason}" for reason, names in record["left_out"].items()]
-    return lines + [f"note: {note}" for note in record["notes"]]
-
-
 def _show_engines(console: Console, folder: Path, directory: EngineDirectory) -> None:
     record = directory.record
     console.print(f"[bold]{escape(str(folder))}[/bold]: engines for {record['target']}, compute {record['compute']}")
@@ -47,7 +41,7 @@ def _show_engines(console: Console, folder: Path, directory: EngineDirectory) ->
     hashes = _table("Hashes (SHA-256, first 16 digits)", "name", "network", "plan", "weights")
     for name, config in configs.items():
         plan, network, weights = config["plan"], config["network"], config["weights"]
-        size = _size(folder / name / plan["file"]) if plan else "authored at load"
+        size = _size((folder / name / plan["file"]).stat().st_size) if plan else "authored at load"
         models.add_row(
             name, config["pretrained_config"]["architecture"], f"{network['layers']:,}", size, weights["folder"]
         )
@@ -101,24 +95,23 @@ def _show_contract(console: Console, name: str, contract: dict[str, Any]) -> Non
 
 
 def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> None:
-    read_checkpoint(folder)  # refuses one that has lost its weights
+    checkpoint = read_checkpoint(folder)  # refuses one that has lost its weights
     place, origin = escape(str(folder)), escape(record["source"]["folder"])
     console.print(f"[bold]{place}[/bold]: {record['architecture']}, {record['dtype']}, from {origin}")
-    size = _size(folder / record["weights"]["file"])
-    table = _table(f"{record['weights']['file']} ({size})", "tensor", "dtype", "shape")
-    with safe_open(folder / record["weights"]["file"], framework="np") as file:
-        for name in file.keys():  # noqa: SIM118  (not a dict)
-            view = file.get_slice(name)
-            table.add_row(name, view.get_dtype(), ", ".join(map(str, view.get_shape())))
-    console.print(table)
+    for rank, names in enumerate(record["ranks"]):
+        size = _size(sum(record["parts"][name]["size"] for name in names))
+        table = _table(f"rank {rank} ({len(names)} files, {size})", "tensor", "dtype", "shape")
+        for weight in checkpoint.weights():
+            for output in weight.outputs(rank).values():
+                table.add_row(output.name, output.dtype, ", ".join(map(str, output.shape)))
+        console.print(table)
     for name, source in record["shared_from_verifier"].items():
         console.print(f"{name} is taken from the verifier's {source}")
     for line in left_out_lines(record):
         console.print(line, markup=False)
 
 
-def _size(path: Path) -> str:
-    size = float(path.stat().st_size)
+def _size(size: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             return f"{size:.1f} {unit}"

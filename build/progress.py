@@ -8,7 +8,16 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.progress import Progress as Bar
 
 
@@ -24,6 +33,11 @@ class Progress:
     def steps(self, title: str, total: int) -> Iterator[Callable[[str], None]]:
         """A piece of work of `total` steps; call the yielded function after each, with its name."""
         yield lambda name: None
+
+    @contextmanager
+    def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A piece of work over `total` bytes; call the yielded function, from any thread, with those done since."""
+        yield lambda size: None
 
     def note(self, text: str) -> None:
         """Something the user should know and need not act on."""
@@ -46,17 +60,29 @@ class RichProgress(Progress):
     @contextmanager
     def steps(self, title: str, total: int) -> Iterator[Callable[[str], None]]:
         """A bar with time left, then a line with the seconds it took."""
-        start = time.perf_counter()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Bar(*columns, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:
-            task = bar.add_task(escape(title), total=total)
+        with self._bar(title, total, MofNCompleteColumn(), TimeRemainingColumn()) as (bar, task):
             yield lambda name: bar.advance(task)
-        self._done(title, start)
+
+    @contextmanager
+    def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar with bytes, speed and time left, then a line with the seconds and the speed."""
+        columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with self._bar(title, total, *columns, volume=total) as (bar, task):
+            yield lambda size: bar.advance(task, size)
+
+    @contextmanager
+    def _bar(self, title: str, total: int, *columns: ProgressColumn, volume: int = 0) -> Iterator[tuple[Bar, TaskID]]:
+        start = time.perf_counter()
+        shown = (TextColumn("{task.description}"), BarColumn(), *columns)
+        with Bar(*shown, console=self._console, transient=True, disable=not self._console.is_terminal) as bar:
+            yield bar, bar.add_task(escape(title), total=total)
+        self._done(title, start, volume)
 
     def note(self, text: str) -> None:
         """A line on stderr."""
         self._console.print(f"note: {text}", markup=False, highlight=False)
 
-    def _done(self, title: str, start: float) -> None:
+    def _done(self, title: str, start: float, volume: int = 0) -> None:
         seconds = time.perf_counter() - start
-        self._console.print(f"{escape(title)} [dim]{seconds:.1f} s[/dim]", highlight=False)
+        speed = f", {volume / 1e9 / seconds:.2f} GB/s" if volume > 1e9 else ""
+        self._console.print(f"{escape(title)} [dim]{seconds:.1f} s{speed}[/dim]", highlight=False)

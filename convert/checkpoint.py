@@ -1,11 +1,15 @@
-"""A converted checkpoint: `config.json` and `rank{r}.safetensors`, TensorRT-LLM's layout.
+"""A converted checkpoint on disk: `config.json` and `rank{r}` safetensors, TensorRT-LLM's layout.
 
-Written by `convert`, read by everything after it.
+    CKPT/config.json                          what it is, from what, how it is quantized, the digest of every part
+    CKPT/rank0.safetensors                    or, beyond one part:
+    CKPT/rank0-00001-of-00004.safetensors     ... and rank0.safetensors.index.json
+
+Written by `conversion.py`, read by everything after it.
 """
 
 from __future__ import annotations
 
-import shutil
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,46 +17,40 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 
-from glmspec.build.configs.drafter import ARCHITECTURES as DRAFTERS
 from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.drafter_dialects import ARCHITECTURES as DRAFTERS
+from glmspec.build.configs.fields import read_json
 from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
-from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
+from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError, ConfigError
-from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.models.registry import model_of
-from glmspec.convert.files import CHECKPOINT, new_folder, producer, sha256, write_json
-from glmspec.convert.names import Plan, plan_drafter, plan_verifier
-from glmspec.convert.safetensors_stream import write_stream
-from glmspec.convert.source import Source
-
-RANK_FILE = "rank0.safetensors"
-# Copied beside the weights when the source has them: what text in and text out needs.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+from glmspec.convert.files import sha256
+from glmspec.convert.formats import FORMATS, NUMPY, Block, to_float32
+from glmspec.convert.plan import Weight
+from glmspec.convert.shards import Mapping, layout_of
 
 Config = VerifierConfig | DrafterConfig
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A converted checkpoint on disk. sources: weight name -> verifier weight, for those it shares."""
+    """A converted checkpoint on disk."""
 
     folder: Path
     config: Config
     record: dict[str, Any]
 
     @property
-    def weights_file(self) -> Path:
-        """The file that holds the weights."""
-        return self.folder / self.record["weights"]["file"]
+    def mapping(self) -> Mapping:
+        """How it is divided among ranks."""
+        mapping = self.record["mapping"]
+        return Mapping(mapping["tp_size"], mapping["moe_ep_size"])
+
+    @property
+    def files(self) -> list[Path]:
+        """Every file that holds weights."""
+        return [self.folder / name for name in self.record["parts"]]
 
     @property
     def shared(self) -> dict[str, str]:
@@ -61,101 +59,77 @@ class Checkpoint:
 
     @property
     def weights_sha256(self) -> str:
-        """Digest of the weights, as recorded when they were written."""
-        return self.record["weights"]["sha256"]
+        """Digest of all weights: of the recorded digests of the parts."""
+        return parts_digest(self.record["parts"])
+
+    def weights(self) -> list[Weight]:
+        """The weights it holds, without what they were made of."""
+        formats, inputs = self.record["quantization"]["formats"], self.record["quantization"]["inputs"]
+        drafter = isinstance(self.config, DrafterConfig)
+        return [
+            Weight(
+                spec.name,
+                tuple(spec.dims),
+                formats[spec.name],
+                (layout := layout_of(spec, self.mapping, drafter)),
+                (),
+                (0.0,) * layout.units if spec.name in inputs else None,
+            )
+            for spec in model_of(self.config).weight_specs("bfloat16")
+            if spec.name not in self.shared
+        ]
 
     def load(self) -> dict[str, torch.Tensor]:
-        """Every tensor. Raises `CheckpointError` when the file is not whole."""
-        try:
-            return load_file(self.weights_file)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{self.weights_file}: not a whole safetensors file ({error}). Convert again."
-            ) from None
+        """Every weight of a checkpoint for one rank, quantized ones as float32. Raises `CheckpointError` when a file
+        is not whole."""
+        if self.mapping.tp > 1:
+            raise CheckpointError(f"{self.folder}: made for {self.mapping.tp} ranks. Convert with --tp 1 to load it.")
+        tensors = self._read(lambda file, name: file.get_tensor(name))
+        return {weight.name: _values(weight, tensors) for weight in self.weights()}
 
-    def check(self) -> None:
-        """Compare the weights file's header with what the network takes, and its digest with the recorded one.
+    def check(self, advance: Callable[[str], None] = lambda name: None) -> None:
+        """Compare the headers of all files with what the network takes, and every file with its recorded digest.
         Raises `CheckpointError` naming the file and the first tensor at fault."""
-        try:
-            with safe_open(self.weights_file, framework="pt") as file:
-                found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{self.weights_file}: not a whole safetensors file ({error}). Convert again."
-            ) from None
-        specs = model_of(self.config).weight_specs("bfloat16")
-        wanted = {spec.name: tuple(spec.dims) for spec in specs if spec.name not in self.shared}
-        for name in sorted(found.keys() | wanted.keys()):
-            if found.get(name) != wanted.get(name):
+        weights = self.weights()
+        for rank, names in enumerate(self.record["ranks"]):
+            found, where = {}, {}
+            for name in names:
+                held = self._read(lambda file, key: _described(file.get_slice(key)), [name])
+                found |= held
+                where |= dict.fromkeys(held, name)
+            wanted = {
+                output.name: f"{output.dtype}{list(output.shape)}"
+                for weight in weights
+                for output in weight.outputs(rank).values()
+            }
+            for name in sorted(found.keys() | wanted.keys()):
+                if found.get(name) != wanted.get(name):
+                    raise CheckpointError(
+                        f"{self.folder}: {where.get(name, names[0])}: tensor {name}: found {found.get(name, 'none')}, "
+                        f"expected {wanted.get(name, 'none')}. Convert again."
+                    )
+        for path in self.files:
+            if sha256(path) != self.record["parts"][path.name]["sha256"]:
+                raise CheckpointError(f"{path}: changed since it was written. Convert again.")
+            advance(path.name)
+
+    def _read(self, take: Callable[[Any, str], Any], names: list[str] | None = None) -> dict[str, Any]:
+        read = {}
+        for name in self.record["parts"] if names is None else names:
+            try:
+                with safe_open(self.folder / name, framework="pt") as file:
+                    read |= {key: take(file, key) for key in file.keys()}  # noqa: SIM118
+            except (SafetensorError, OSError) as error:
                 raise CheckpointError(
-                    f"{self.weights_file}: tensor {name}: found {found.get(name, 'none')}, "
-                    f"expected {wanted.get(name, 'none')}. Convert again."
-                )
-        if sha256(self.weights_file) != self.weights_sha256:
-            raise CheckpointError(f"{self.weights_file}: changed since it was written. Convert again.")
+                    f"{self.folder / name}: not a whole safetensors file ({error}). Convert again."
+                ) from None
+        return read
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """A source that was read, checked and planned, and is not written yet."""
-
-    source: Source
-    config: Config
-    plan: Plan
-    end_tokens: tuple[int, ...] | None  # of a verifier
-
-    def write(self, out: Path, advance: Callable[[str], None] = lambda name: None) -> Checkpoint:
-        """Write the converted checkpoint. advance is called with each tensor's name as it is written."""
-        with new_folder(out, CHECKPOINT, [self.source.folder]) as folder:
-            items = self.plan.items
-
-            def tensors():
-                for item in items:
-                    yield item.make()
-                    advance(item.name)
-
-            specs = [(item.name, item.dtype, item.shape) for item in items]
-            write_stream(folder / RANK_FILE, specs, tensors(), {"producer": "glmspec"})
-            for name in TOKENIZER_FILES:
-                if (self.source.folder / name).exists():
-                    shutil.copyfile(self.source.folder / name, folder / name)
-            write_json(folder / "config.json", self._record(folder))
-        return read_checkpoint(out)
-
-    def _record(self, folder: Path) -> dict[str, Any]:
-        hf = self.source.config
-        present = {item.name for item in self.plan.items}
-        drafter = isinstance(self.config, DrafterConfig)
-        floats = sorted({item.dtype for item in self.plan.items if item.dtype != "int32"})
-        return {
-            "producer": producer(CHECKPOINT),
-            "architecture": hf["architectures"][0],
-            "dtype": floats[0],
-            "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
-            "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
-            "weights": {"file": RANK_FILE, "sha256": sha256(folder / RANK_FILE), "tensors": len(present)},
-            "shared_from_verifier": {k: v for k, v in SHARED_WEIGHTS.items() if drafter and k not in present},
-            "eos_token_ids": None if self.end_tokens is None else list(self.end_tokens),
-            "left_out": self.plan.left_out,
-            "notes": self.source.notes,
-            "source": {
-                "folder": self.source.folder.resolve().name,
-                "files": {path.name: sha256(path) for path in self.source.files},
-            },
-            "hf_config": hf,
-        }
-
-
-def plan_conversion(folder: Path) -> Conversion:
-    """Read and check a Hugging Face folder; writes nothing. Raises naming the field or tensor at fault."""
-    if is_converted(folder):
-        raise CheckpointError(f"{folder}: already a converted checkpoint; use it as it is.")
-    source = Source(folder)
-    config = parse_config(source.config, f"{folder}/config.json")
-    specs = model_of(config).weight_specs("bfloat16")
-    if isinstance(config, VerifierConfig):
-        return Conversion(source, config, plan_verifier(source, config, specs), _end_tokens(source, config))
-    return Conversion(source, config, plan_drafter(source, config, specs), None)
+def parts_digest(parts: dict[str, dict[str, Any]]) -> str:
+    """One digest for files whose digests are recorded."""
+    text = "".join(f"{name} {parts[name]['sha256']}\n" for name in sorted(parts))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def parse_config(hf: dict[str, Any], source: str) -> Config:
@@ -164,11 +138,11 @@ def parse_config(hf: dict[str, Any], source: str) -> Config:
     if names == [VERIFIER]:
         return VerifierConfig.from_hf(hf, source)
     if isinstance(names, list) and len(names) == 1 and names[0] in DRAFTERS:
-        return DrafterConfig.from_speculators(hf, source)
+        return DrafterConfig.from_hf(hf, source)
     found = hf.get("model_type") or hf.get("speculators_model_type")
     raise ConfigError(
         f"{source}: architectures: found {names!r} (model_type {found!r}), expected {VERIFIER}"
-        f" or a speculators drafter ({', '.join(DRAFTERS)})."
+        f" or a drafter ({', '.join(DRAFTERS)})."
     )
 
 
@@ -178,38 +152,33 @@ def is_converted(folder: Path) -> bool:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Open a converted checkpoint. Raises when the weights file is gone."""
+    """Open a converted checkpoint. Raises when a weights file is gone."""
     record = read_json(folder / "config.json")
     if "hf_config" not in record:
         raise CheckpointError(f"{folder}: not a converted checkpoint. Run: glmspec-build convert {folder} -o OUT")
+    if "parts" not in record:
+        raise CheckpointError(f"{folder}: converted by another version of glmspec. Convert the checkpoint again.")
     config = parse_config(record["hf_config"], f"{folder}/config.json: hf_config")
     checkpoint = Checkpoint(folder, config, record)
-    if not checkpoint.weights_file.exists():
-        raise CheckpointError(f"{folder}: {checkpoint.weights_file.name}: missing. Convert the checkpoint again.")
+    for path in checkpoint.files:
+        if not path.exists():
+            raise CheckpointError(f"{folder}: {path.name}: missing. Convert the checkpoint again.")
     return checkpoint
 
 
-def _end_tokens(source: Source, config: VerifierConfig) -> tuple[int, ...]:
-    """Every id that ends a text: the union over config.json, generation_config.json and the tokenizer."""
-    path = source.folder / "generation_config.json"
-    extra: tuple[int, ...] = ()
-    if path.exists():
-        fields = Fields(read_json(path), str(path))
-        extra = end_token_ids(fields)
-        if any(token >= config.vocab_size for token in extra):
-            fields.fail("eos_token_id", f"ids below vocab_size ({config.vocab_size})")
-    return tuple(dict.fromkeys([*config.eos_token_ids, *extra, *_tokenizer_end(source.folder)]))
+def _described(view: Any) -> str:
+    return f"{view.get_dtype()}{list(view.get_shape())}"
 
 
-def _tokenizer_end(folder: Path) -> list[int]:
-    """The id of the tokenizer's own end token, when it names one."""
-    settings, vocabulary = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    if not (settings.exists() and vocabulary.exists()):
-        return []
-    token, held = read_json(settings).get("eos_token"), read_json(vocabulary)
-    content = token.get("content") if isinstance(token, dict) else token
-    ids = [entry["id"] for entry in held.get("added_tokens", []) if entry.get("content") == content]
-    plain = (held.get("model") or {}).get("vocab")
-    if not ids and isinstance(plain, dict) and content in plain:
-        ids = [plain[content]]
-    return ids
+def _values(weight: Weight, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A weight of the only rank: as it is in a plain format, else float32, unit by unit."""
+    fields = {suffix: tensors[weight.field_name(suffix)] for suffix in FORMATS[weight.format]}
+    if len(fields) == 1:
+        return fields[""]
+    layout, flat = weight.layout, {}
+    for suffix, field in FORMATS[weight.format].items():
+        tensor = fields[suffix].reshape(-1)
+        bits = tensor.view(torch.uint8).numpy().view(NUMPY[field.dtype])
+        flat[suffix] = bits.reshape(layout.units, *field.size(layout.rows, layout.columns))
+    values = [to_float32(Block(weight.format, {k: v[unit] for k, v in flat.items()})) for unit in range(layout.units)]
+    return torch.stack([torch.from_numpy(one) for one in values]).reshape(weight.dims)

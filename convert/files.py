@@ -14,7 +14,8 @@ from typing import Any
 from glmspec.build.errors import GlmspecError
 
 PRODUCER = "glmspec"
-CHECKPOINT, ENGINES, MODEL_ENGINE, REPOSITORY = "checkpoint", "engine directory", "engine", "model repository"
+CHECKPOINT, HF_CHECKPOINT = "checkpoint", "Hugging Face checkpoint"
+ENGINES, MODEL_ENGINE, REPOSITORY = "engine directory", "engine", "model repository"
 _CHUNK = 1 << 22
 
 
@@ -51,27 +52,70 @@ def new_folder(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Iterator[P
     """
     refuse_to_replace(path, kind, inputs)
     path = path.resolve()  # so that "..", "." and links name the folder itself
-    temporary, aside = (path.with_name(f".{path.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
+    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
+    _make(temporary, path)
+    try:
+        yield temporary
+        _take_place(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def resumable_folder(
+    path: Path, kind: str, inputs: Iterable[Path] = (), resume: bool = False, needed: int = 0
+) -> Iterator[Path]:
+    """Like `new_folder`, under a temporary name that a later run finds again; whatever the block leaves in it when it
+    fails is kept. resume: go on in the folder an interrupted run left. needed: bytes that will be written in all.
+    Raises `GlmspecError` for an interrupted run that is neither resumed nor deleted, and for too full a disk."""
+    refuse_to_replace(path, kind, inputs)
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name}.unfinished")
+    if temporary.exists() and not resume:
+        raise GlmspecError(f"{temporary}: left by an interrupted run. Go on with --resume, or delete it.")
+    if resume and not temporary.exists():
+        raise GlmspecError(f"{temporary}: --resume: there is no interrupted run to go on with.")
+    if not resume:
+        _make(temporary, path)
+    there = sum(file.stat().st_size for file in temporary.iterdir() if not file.name.endswith(".partial"))
+    free = shutil.disk_usage(temporary).free
+    if needed - there > free:
+        if not resume:
+            temporary.rmdir()
+        raise GlmspecError(
+            f"{path}: needs {(needed - there) / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB left. Make room."
+        )
+    try:
+        yield temporary
+        _take_place(temporary, path)
+    except BaseException:
+        if not any(temporary.glob("*.safetensors")):  # nothing worth going on from
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _make(temporary: Path, path: Path) -> None:
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
         raise GlmspecError(f"{path}: cannot be written ({error}).") from None
+
+
+def _take_place(temporary: Path, path: Path) -> None:
+    """Rename a finished folder; an older one is set aside first and comes back when that fails."""
+    aside = path.with_name(f".{path.name}.old-{os.getpid()}")
+    _sync(temporary)
+    if path.exists():
+        path.rename(aside)
     try:
-        yield temporary
-        _sync(temporary)
-        if path.exists():
-            path.rename(aside)
-        try:
-            temporary.rename(path)
-        except BaseException:
-            if aside.exists():
-                aside.rename(path)
-            raise
-        _sync(path.parent)
-        shutil.rmtree(aside, ignore_errors=True)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.rename(path)
+    except BaseException:
+        if aside.exists():
+            aside.rename(path)
+        raise
+    _sync(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def refuse_to_replace(path: Path, kind: str, inputs: Iterable[Path] = ()) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,45 +17,41 @@ from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.contract import TensorSpec
-from glmspec.convert.dequantize import Stored, stored, stored_integers
+from glmspec.convert.calibration import Activations
+from glmspec.convert.formats import Block, plain, to_float32
+from glmspec.convert.kernels import GROUP
+from glmspec.convert.plan import Part, Task, Weight, chunks
+from glmspec.convert.recipe import Recipe
+from glmspec.convert.shards import Layout, Mapping, check_shards, layout_of
 from glmspec.convert.source import Source
+from glmspec.convert.storage import Shape, Stored, field_of, stored, stored_integers
 
 _LISTED = 8  # names shown in an error before "and N more"
-_SCALES = ("weight_scale", "weight_scale_2", "weight_scale_inv", "input_scale")
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What a weight is made of. parts: tensor names and the shape each must have. make: puts them together."""
+class Options:
+    """What the user chose. activations: calibrated amax, when given."""
 
-    parts: tuple[tuple[str, Shape], ...]
-    make: Callable[[list[torch.Tensor]], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Item:
-    """One tensor of the converted checkpoint. dtype: as written; names: tensors consumed; make: reads and builds it."""
-
-    name: str
-    shape: Shape
-    dtype: str
-    names: tuple[str, ...]
-    make: Callable[[], torch.Tensor]
+    recipe: Recipe
+    mapping: Mapping = field(default_factory=Mapping)
+    activations: Activations = field(default_factory=Activations)
 
 
 @dataclass(frozen=True)
 class Plan:
     """A conversion before it starts. left_out: reason -> tensor names that are not converted."""
 
-    items: tuple[Item, ...]
+    weights: tuple[Weight, ...]
     left_out: dict[str, list[str]]
+    notes: tuple[str, ...] = ()
 
 
-def plan_verifier(source: Source, config: VerifierConfig, specs: Iterable[TensorSpec]) -> Plan:
+def plan_verifier(source: Source, config: VerifierConfig, specs: Iterable[TensorSpec], options: Options) -> Plan:
     """Plan a verifier. Raises `CheckpointError` naming missing, surplus and misshapen tensors."""
-    items = _items(source, specs, lambda spec: _verifier_recipe(source, config, spec))
+    taker = _Taker(source, options, config)
+    weights = [taker.verifier_weight(spec) for spec in specs]
+    taker.complain()
     last = config.num_hidden_layers
     modules = {*range(last, last + config.num_nextn_predict_layers), *_mtp_modules(source, last)}
     shared = [layer for layer, kind in enumerate(config.indexer_types) if kind == "shared"]
@@ -67,10 +63,13 @@ def plan_verifier(source: Source, config: VerifierConfig, specs: Iterable[Tensor
         ),
         "rotary frequencies, computed from the config": lambda name: name.endswith("rotary_emb.inv_freq"),
     }
-    return _closed(source, items, reasons)
+    left_out = _closed(source, weights, reasons)
+    options.recipe.check_used(taker.modules)
+    check_shards([(one.name, one.layout, one.format) for one in weights], options.mapping)
+    return Plan(tuple(weights), left_out, tuple(taker.notes()))
 
 
-def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSpec]) -> Plan:
+def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSpec], options: Options) -> Plan:
     """Plan a drafter. Weights it shares with the verifier may be absent."""
     absent = {name for name in SHARED_WEIGHTS if _spelled(source, name) not in source}
     if config.reduced_vocabulary and "lm_head.weight" in absent:
@@ -79,62 +78,139 @@ def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSp
             f"expected [{config.draft_vocab_size}, {config.hidden_size}]: "
             "a reduced draft vocabulary needs a head of its own."
         )
-    wanted = [spec for spec in specs if spec.name not in absent]
-    items = _items(source, wanted, lambda spec: _as_it_is(_spelled(source, spec.name), spec))
-    plan = _closed(
-        source, items, {"target-to-draft mask, implied by d2t": lambda name: name == _spelled(source, "t2d")}
+    taker = _Taker(source, options, None)
+    weights = [taker.single(spec, _spelled(source, spec.name)) for spec in specs if spec.name not in absent]
+    taker.complain()
+    left_out = _closed(
+        source, weights, {"target-to-draft mask, implied by d2t": lambda name: name == _spelled(source, "t2d")}
     )
     if config.reduced_vocabulary:
         _check_vocabulary_map(source, config)
-    return plan
+    return Plan(tuple(weights), left_out)
 
 
-# -- recipes ------------------------------------------------------------------------------------
+class _Taker:
+    """Takes tensors for weights. Everything that is missing or misshapen is collected before complaining."""
 
+    def __init__(self, source: Source, options: Options, config: VerifierConfig | None) -> None:
+        self.source, self.options, self.config = source, options, config
+        self.modules: list[str] = []
+        self._faults: list[str] = []
+        self._guessed: list[str] = []
 
-def _as_it_is(name: str, spec: TensorSpec) -> Recipe:
-    return Recipe(((name, tuple(spec.dims)),), lambda tensors: tensors[0])
+    def complain(self) -> None:
+        """Raise what was collected."""
+        if self._faults:
+            raise CheckpointError(_listing(list(dict.fromkeys(self._faults)), "\n"))
 
+    def notes(self) -> list[str]:
+        """What the user should know about scales that were made up."""
+        if not self._guessed:
+            return []
+        return [
+            f"no activation scale for {_listing(self._guessed, ', ')}: each takes the largest of its layer's experts"
+        ]
 
-def _verifier_recipe(source: Source, config: VerifierConfig, spec: TensorSpec) -> Recipe:
-    for pattern, recipe in _VERIFIER_TABLE.items():
-        if match := re.fullmatch(pattern, spec.name):
-            return recipe(source, config, spec, match.group(1))
-    return _as_it_is(spec.name, spec)
+    def verifier_weight(self, spec: TensorSpec) -> Weight:
+        """Look the weight up in the table."""
+        for pattern, make in _VERIFIER_TABLE.items():
+            if match := re.fullmatch(pattern, spec.name):
+                return make(self, spec, match.group(1))
+        return self.single(spec, spec.name)
 
+    def single(self, spec: TensorSpec, name: str) -> Weight:
+        """A weight that is one tensor."""
+        dims = tuple(spec.dims)
+        found = self._take(name, dims, spec)
+        layout = self._layout(spec)
+        format = self._format(spec, name.removesuffix(".weight"), found)
+        inputs = self._inputs([name.removesuffix(".weight")], [found], format, 1)
+        return Weight(spec.name, dims, format, layout, tuple(chunks(0, found, format)), inputs)
 
-def _absorbed(config: VerifierConfig, layer: str, *, value: bool) -> Recipe:
-    """kv_b_proj [heads * (nope + value), compressed] split per head; the value half transposed."""
-    heads, nope, wide = config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim
-    rank = config.kv_lora_rank
+    def absorbed(self, spec: TensorSpec, layer: str) -> Weight:
+        """kv_b_proj [heads * (nope + value), compressed] split per head; the value half transposed."""
+        config, value = self.config, spec.name.endswith("w_uv")
+        heads, nope, wide, rank = spec.dims[0], config.qk_nope_head_dim, config.v_head_dim, config.kv_lora_rank
+        module = f"{layer}self_attn.kv_b_proj"
+        found = self._take(f"{module}.weight", (heads * (nope + wide), rank), spec)
+        format = self._format(spec, module, found)
 
-    def make(tensors: list[torch.Tensor]) -> torch.Tensor:
-        per_head = tensors[0].view(heads, nope + wide, rank)
-        return per_head[:, nope:].transpose(1, 2) if value else per_head[:, :nope]
+        def make(block: Block) -> Block:
+            values = torch.from_numpy(to_float32(block)) if "fp" in block.format else block.tensor()
+            per_head = values.view(heads, nope + wide, rank)
+            half = per_head[:, nope:].transpose(1, 2) if value else per_head[:, :nope]
+            return plain(format, half.reshape(-1, spec.dims[-1]))
 
-    return Recipe(((f"{layer}self_attn.kv_b_proj.weight", (heads * (nope + wide), rank)),), make)
+        task = Task((Part(0, 0, found),), make=make)
+        return Weight(spec.name, tuple(spec.dims), format, self._layout(spec), (task,))
 
+    def experts(self, spec: TensorSpec, layer: str) -> Weight:
+        """Per-expert projections stacked (gate rows before up rows), or slices of the fused tensor."""
+        down = spec.name.endswith("down_proj")
+        kinds = ("down_proj",) if down else ("gate_proj", "up_proj")
+        count, rows = spec.dims[0], spec.dims[1] // len(kinds)
+        modules = [f"{layer}mlp.experts.{expert}.{kind}" for expert in range(count) for kind in kinds]
+        if spec.name in self.source:
+            whole = self._take(spec.name, tuple(spec.dims), spec)
+            found = [whole.part(unit * rows, rows) for unit in range(len(modules))]
+        else:
+            found = [self._take(f"{module}.weight", (rows, spec.dims[2]), spec) for module in modules]
+        format = self._one_format(spec, modules, found)
+        tasks = tuple(
+            Task(tuple(Part(unit, 0, found[unit]) for unit in range(first, first + len(kinds))))
+            for first in range(0, len(modules), len(kinds))
+        )
+        inputs = self._inputs(modules, found, format, len(kinds))
+        return Weight(spec.name, tuple(spec.dims), format, self._layout(spec), tasks, inputs)
 
-def _experts(source: Source, config: VerifierConfig, spec: TensorSpec, layer: str) -> Recipe:
-    """Per-expert projections stacked (gate rows before up rows), or the fused tensor as it is."""
-    if spec.name in source:
-        return _as_it_is(spec.name, spec)
-    hidden, width = config.hidden_size, config.moe_intermediate_size
-    down = spec.name.endswith("down_proj")
-    kinds = {"down_proj": (hidden, width)} if down else {"gate_proj": (width, hidden), "up_proj": (width, hidden)}
-    parts = tuple(
-        (f"{layer}mlp.experts.{expert}.{kind}.weight", shape)
-        for expert in range(config.n_routed_experts)
-        for kind, shape in kinds.items()
-    )
-    return Recipe(parts, lambda tensors: torch.stack(tensors).view(spec.dims))
+    def _layout(self, spec: TensorSpec) -> Layout:
+        return layout_of(spec, self.options.mapping, drafter=self.config is None)
+
+    def _take(self, name: str, shape: Shape, spec: TensorSpec) -> Stored:
+        """A tensor as it is stored; a stand-in when something is wrong with it, which is noted."""
+        try:
+            found = stored_integers(self.source, name) if spec.dtype == "int32" else stored(self.source, name)
+            if found.shape != shape:
+                raise CheckpointError(
+                    f"{self.source.folder}: tensor {name}: found shape {list(found.shape)}, expected {list(shape)}."
+                )
+        except CheckpointError as error:
+            self._faults.append(str(error))
+            return Stored(self.source, name, "bfloat16", shape, {"": name})
+        return found
+
+    def _format(self, spec: TensorSpec, module: str, found: Stored) -> str:
+        """float32 where the network insists on it, else what the recipe says."""
+        self.modules.append(module)
+        if spec.dtype in ("float32", "int32"):
+            return spec.dtype
+        format = self.options.recipe.format(module, found.format)
+        if format == "nvfp4" and found.columns % GROUP:
+            where = f"{self.source.folder}: tensor {found.name}"
+            self._faults.append(f"{where}: found {found.columns} columns, nvfp4 needs a multiple of {GROUP}.")
+        return format
+
+    def _one_format(self, spec: TensorSpec, modules: list[str], found: list[Stored]) -> str:
+        formats = [self._format(spec, module, one) for module, one in zip(modules, found, strict=True)]
+        if len(set(formats)) > 1:
+            other = next(at for at, format in enumerate(formats) if format != formats[0])
+            self._faults.append(
+                f"{self.source.folder}: {modules[0]} would be {formats[0]} and {modules[other]} {formats[other]}, "
+                "expected one format for all experts of a layer. Choose it with --quant or --recipe."
+            )
+        return formats[0]
+
+    def _inputs(self, modules: list[str], found: list[Stored], format: str, shared: int) -> tuple[float, ...] | None:
+        """Activation scales; those that had to be made up are noted."""
+        scales, missing = self.options.activations.scales(modules, found, format, shared)
+        self._guessed += missing
+        return scales
 
 
 # Weights that are not one tensor of the same name. Group 1 is the layer's prefix.
-_VERIFIER_TABLE: dict[str, Callable[[Source, VerifierConfig, TensorSpec, str], Recipe]] = {
-    r"(model\.layers\.\d+\.)self_attn\.w_uk": lambda s, config, _, layer: _absorbed(config, layer, value=False),
-    r"(model\.layers\.\d+\.)self_attn\.w_uv": lambda s, config, _, layer: _absorbed(config, layer, value=True),
-    r"(model\.layers\.\d+\.)mlp\.experts\.(?:gate_up|down)_proj": _experts,
+_VERIFIER_TABLE: dict[str, Callable[[_Taker, TensorSpec, str], Weight]] = {
+    r"(model\.layers\.\d+\.)self_attn\.w_u[kv]": _Taker.absorbed,
+    r"(model\.layers\.\d+\.)mlp\.experts\.(?:gate_up|down)_proj": _Taker.experts,
 }
 
 # Spellings of a drafter's tensors that are about, besides our own.
@@ -151,52 +227,11 @@ def _spelled(source: Source, name: str) -> str:
     return next((found for spell in _DRAFTER_SPELLINGS if (found := spell(name)) in source), name)
 
 
-# -- planning -----------------------------------------------------------------------------------
-
-
-def _items(source: Source, specs: Iterable[TensorSpec], recipe_of: Callable[[TensorSpec], Recipe]) -> list[Item]:
-    """One item a weight. Everything that is missing or misshapen is collected before complaining."""
-    items, faults = [], []
-    for spec in specs:
-        recipe = recipe_of(spec)
-        parts = []
-        for name, shape in recipe.parts:
-            try:
-                parts.append(_checked(source, name, shape, spec))
-            except CheckpointError as error:
-                faults.append(str(error))
-        if not faults:
-            # float32 where the network insists on it, else the checkpoint's own precision.
-            dtype = spec.dtype if spec.dtype in ("float32", "int32") else parts[0].dtype
-            names = tuple(name for part in parts for name in part.names)
-            items.append(Item(spec.name, tuple(spec.dims), dtype, names, _maker(recipe, parts, dtype)))
-    if faults:
-        raise CheckpointError(_listing(list(dict.fromkeys(faults)), "\n"))
-    return items
-
-
-def _checked(source: Source, name: str, shape: Shape, spec: TensorSpec) -> Stored:
-    found = stored_integers(source, name) if spec.dtype == "int32" else stored(source, name)
-    if found.shape != shape:
-        raise CheckpointError(
-            f"{source.folder}: tensor {name}: found shape {list(found.shape)}, expected {list(shape)}."
-        )
-    return found
-
-
-def _maker(recipe: Recipe, parts: list[Stored], dtype: str) -> Callable[[], torch.Tensor]:
-    return lambda: recipe.make([part.read() for part in parts]).to(getattr(torch, dtype)).contiguous()
-
-
-def _closed(source: Source, items: list[Item], reasons: dict[str, Callable[[str], bool]]) -> Plan:
+def _closed(source: Source, weights: list[Weight], reasons: dict[str, Callable[[str], bool]]) -> dict[str, list[str]]:
     """Account for every tensor: consumed, left out for a reason, or an error."""
-    consumed = {name for item in items for name in item.names}
+    consumed = {name for weight in weights for name in weight.names}
 
-    def leftover_scale(name: str) -> bool:
-        stem, _, suffix = name.rpartition(".")
-        return suffix in _SCALES and f"{stem}.weight" in consumed
-
-    reasons = {**reasons, "scale of a weight that is not quantized": leftover_scale}
+    reasons = {**reasons, "scale of a weight that is not quantized": lambda name: field_of(source, name) in consumed}
     left_out: dict[str, list[str]] = {}
     surplus = []
     for name in sorted(source.tensors.keys() - consumed):
@@ -210,7 +245,7 @@ def _closed(source: Source, items: list[Item], reasons: dict[str, Callable[[str]
             f"{source.folder}: surplus tensors that no weight of the network takes: {_listing(surplus, ', ')}. "
             "The config and the tensors disagree."
         )
-    return Plan(tuple(items), left_out)
+    return left_out
 
 
 def _check_vocabulary_map(source: Source, config: DrafterConfig) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from support.cli import done, refused
 from support.models import GOLDENS, edit_checkpoint
 
 from glmspec.build.cli import main
@@ -20,31 +21,16 @@ PROMPTS = [[3, 4, 5], [9], list(range(2, 42))]
 MOST = 12
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def done(*arguments: object) -> Result:
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def refused(code: int, *arguments: object) -> str:
-    """The command ends with this code and a message, without a traceback; returns the message."""
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
-    assert isinstance(result.exception, SystemExit)  # anything else would print a traceback
-    assert not result.stdout
-    if code != 2:
-        assert result.stderr.count("glmspec-build: ") == 1
-    return result.stderr
-
-
 # -- the surface --------------------------------------------------------------------------------
 
 COMMANDS = {
-    "convert": {"source", "-o --output"},
+    "convert": {
+        "source", "-o --output", "--quant", "--recipe", "--calibration", "--tp", "--ep", "--format", "--workers",
+        "--device",
+        "--resume", "--expect-sha256", "--dry-run",
+    },
+    "calibrate": {"source", "--input", "-o --output"},
+    "verify": {"directory"},
     "engine": {
         "--verifier", "--drafter", "--target", "-o --output", "--max-model-len", "--max-num-seqs",
         "--max-num-batched-tokens", "--dtype", "--tp --tensor-parallel-size", "--quant",
@@ -55,7 +41,9 @@ COMMANDS = {
     "inspect": {"directory"},
 }  # fmt: skip
 REQUIRED = {
-    "convert": {"source", "output"},
+    "convert": {"source"},
+    "calibrate": {"source", "prompts", "output"},
+    "verify": {"directory"},
     "engine": {"verifier", "target", "output"},
     "generate": {"engines", "source", "output", "max_tokens"},
     "repo": {"engines", "output"},

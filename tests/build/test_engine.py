@@ -20,7 +20,8 @@ from glmspec.build.models.registry import model_of
 from glmspec.build.network.reader import read
 from glmspec.build.progress import Progress
 from glmspec.build.trt import backend
-from glmspec.convert.checkpoint import parse_config, plan_conversion
+from glmspec.convert.checkpoint import parse_config, read_checkpoint
+from glmspec.convert.conversion import plan_conversion
 from glmspec.runtime.engine import Engine
 
 CHECKPOINTS = GOLDENS / "checkpoints"
@@ -94,10 +95,13 @@ def test_recorded_hashes_are_those_of_the_files(golden_engines):
     assert values["files"] == {f"{n}/config.json": digest(golden_engines / n / "config.json") for n in names}
     for name, source in zip(names, ("verifier", "dspark", "dflash2", "dspark_redvocab"), strict=True):
         model, checkpoint = record(golden_engines / name), golden_engines / "checkpoints" / name
-        weights = digest(checkpoint / "rank0.safetensors")
+        weights = read_checkpoint(checkpoint).weights_sha256
         assert model["weights"] == {"folder": f"../checkpoints/{name}", "sha256": weights}
         assert model["pretrained_config"] == record(checkpoint)
-        assert model["pretrained_config"]["weights"]["sha256"] == weights
+        parts = model["pretrained_config"]["parts"]
+        assert {part: one["sha256"] for part, one in parts.items()} == {
+            "rank0.safetensors": digest(checkpoint / "rank0.safetensors")
+        }
         assert model["pretrained_config"]["source"]["files"] == {
             "model.safetensors": digest(CHECKPOINTS / source / "model.safetensors")
         }

@@ -15,7 +15,7 @@ from glmspec.build.network.contract import CACHE, WEIGHT, TensorSpec
 from glmspec.build.network.graph import Network
 from glmspec.build.plan import build_plan
 from glmspec.build.trt import backend
-from glmspec.convert.checkpoint import plan_conversion
+from glmspec.convert.conversion import plan_conversion
 
 TRT = backend("tensorrt_rtx")
 LIMITS = EngineLimits(
@@ -103,7 +103,7 @@ def test_the_contract_lists_the_checkpoint_s_weights(name):
     conversion = plan_conversion(GOLDENS / "checkpoints" / name)
     contract = model_of(conversion.config).author(LIMITS, "float32", TRT).contract()
     listed = {spec.name: spec.dims for spec in contract.of_role(WEIGHT)}
-    held = {item.name: item.shape for item in conversion.plan.items}
+    held = {weight.name: weight.dims for weight in conversion.plan.weights}
     assert held.items() <= listed.items()
     assert listed.keys() - held.keys() <= {"embed_tokens.weight", "lm_head.weight"}  # a drafter's, from the verifier
 

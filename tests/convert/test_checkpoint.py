@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from support.models import GOLDENS, convert_and_load, edit_checkpoint, random_ve
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError, GlmspecError
 from glmspec.build.models.registry import model_of
-from glmspec.convert.checkpoint import is_converted, plan_conversion, read_checkpoint
+from glmspec.convert.checkpoint import is_converted, read_checkpoint
+from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.writer import Run
 
 CHECKPOINTS = GOLDENS / "checkpoints"
 VERIFIER = CHECKPOINTS / "verifier"
@@ -62,14 +65,15 @@ def test_the_record_of_a_conversion(tmp_path):
     ]  # fmt: skip
     assert values["producer"]["name"] == "glmspec"
     assert (values["architecture"], values["dtype"]) == ("GlmMoeDsaForCausalLM", "float32")
-    assert values["mapping"] == {"world_size": 1, "tp_size": 1, "pp_size": 1}
-    assert values["weights"] == {
-        "file": "rank0.safetensors",
-        "sha256": digest(tmp_path / "ck" / "rank0.safetensors"),
-        "tensors": len(weights),
-    }
+    assert values["mapping"] == {"world_size": 1, "tp_size": 1, "pp_size": 1, "moe_tp_size": 1, "moe_ep_size": 1}
+    path = tmp_path / "ck" / "rank0.safetensors"
+    assert values["parts"] == {"rank0.safetensors": {"size": path.stat().st_size, "sha256": digest(path)}}
+    assert values["ranks"] == [["rank0.safetensors"]]
+    assert values["quantization"].pop("formats") == dict.fromkeys(weights, "float32")
+    assert values["quantization"] == {"quant_algo": None, "kv_cache_quant_algo": None, "recipe": "auto", "inputs": []}
     assert values["source"] == {
         "folder": "verifier",
+        "revision": None,
         "files": {"model.safetensors": digest(VERIFIER / "model.safetensors")},
     }
     assert values["hf_config"] == record(VERIFIER)
@@ -94,19 +98,19 @@ def test_a_stray_shard_is_in_the_record(tmp_path):
     assert "extra.safetensors" not in checkpoint.record["source"]["files"]
 
 
-def test_progress_names_every_tensor_once(tmp_path):
-    seen: list[str] = []
-    plan_conversion(CHECKPOINTS / "dspark").write(tmp_path / "ck", seen.append)
-    assert sorted(seen) == sorted(load_file(tmp_path / "ck" / "rank0.safetensors"))
+def test_progress_counts_every_byte(tmp_path):
+    seen: list[int] = []
+    conversion = plan_conversion(CHECKPOINTS / "dspark")
+    conversion.write(tmp_path / "ck", Run(advance=seen.append))
+    assert sum(seen) == conversion.size == sum(t.nbytes for t in tensors_of(CHECKPOINTS / "dspark").values())
 
 
 def test_a_conversion_that_fails_leaves_nothing(tmp_path):
-    def fail(name: str) -> None:
-        if name.startswith("layers.1."):
-            raise KeyboardInterrupt
+    def fail(size: int) -> None:
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        plan_conversion(CHECKPOINTS / "dspark").write(tmp_path / "out" / "ck", fail)
+        plan_conversion(CHECKPOINTS / "dspark").write(tmp_path / "out" / "ck", Run(advance=fail))
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -293,3 +297,20 @@ def test_a_converted_folder_given_to_convert_is_recognized(tmp_path):
     with pytest.raises(GlmspecError) as caught:
         plan_conversion(tmp_path / "ck")
     assert "already a converted checkpoint" in str(caught.value)
+
+
+def test_what_the_hub_s_client_noted_is_taken_over(tmp_path):
+    """Commit and digest of a download: 700 GB are not hashed again. Not for a file that changed since."""
+    folder = edit_checkpoint(VERIFIER, tmp_path / "hf")
+    note = folder / ".cache" / "huggingface" / "download" / "model.safetensors.metadata"
+    note.parent.mkdir(parents=True)
+    note.write_text(f"{'c' * 40}\n{'d' * 64}\n1790000000.0\n")
+    source = plan_conversion(folder).write(tmp_path / "a").record["source"]
+    assert (source["revision"], source["files"]) == ("c" * 40, {"model.safetensors": "d" * 64})
+    path = folder / "model.safetensors"
+    os.utime(path, (path.stat().st_atime, note.stat().st_mtime + 60))
+    source = plan_conversion(folder).write(tmp_path / "b").record["source"]
+    assert source["files"] == {"model.safetensors": digest(path)}
+    note.write_text(f"{'c' * 40}\nnot-a-digest\n1790000000.0\n")
+    os.utime(path)
+    assert plan_conversion(folder).write(tmp_path / "c").record["source"]["files"] == {path.name: digest(path)}

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import weakref
 from hashlib import sha256 as digest
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from glmspec.build.errors import CheckpointError, GlmspecError
+from glmspec.build.errors import GlmspecError
 from glmspec.convert.files import (
     CHECKPOINT,
     ENGINES,
@@ -23,7 +20,6 @@ from glmspec.convert.files import (
     write_bytes,
     write_json,
 )
-from glmspec.convert.safetensors_stream import write_stream
 
 # -- files --------------------------------------------------------------------------------------
 
@@ -199,86 +195,3 @@ def test_an_empty_or_absent_folder_is_nobody_s(tmp_path):
 
 def test_the_producer_has_a_version():
     assert producer(CHECKPOINT)["name"] == "glmspec" and producer(CHECKPOINT)["version"][0].isdigit()
-
-
-# -- safetensors as a stream --------------------------------------------------------------------
-
-TENSORS = {
-    "b.weight": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
-    "a.weight": torch.randn(7, generator=torch.Generator().manual_seed(1)).bfloat16(),
-    "half": torch.tensor([[1.5, -2.0]], dtype=torch.float16),
-    "ids": torch.arange(-3, 3, dtype=torch.int32).reshape(1, 2, 3),
-    "empty": torch.empty(0, 4),
-    "turned": torch.arange(12.0).reshape(3, 4).T,
-}
-
-
-def specs_of(tensors: dict[str, torch.Tensor]) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()]
-
-
-def header_of(path: Path) -> tuple[dict, bytes]:
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + length]), data[8 + length :]
-
-
-def test_a_stream_loads_as_what_was_written(tmp_path):
-    write_stream(tmp_path / "x.safetensors", iter(specs_of(TENSORS)), iter(TENSORS.values()), {"producer": "glmspec"})
-    found = load_file(tmp_path / "x.safetensors")
-    assert found.keys() == TENSORS.keys()
-    for name, tensor in TENSORS.items():
-        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
-    assert os.listdir(tmp_path) == ["x.safetensors"]
-
-
-def test_the_header_is_valid(tmp_path):
-    """Aligned, in the order of writing, every byte of the data described once."""
-    path = tmp_path / "x.safetensors"
-    write_stream(path, specs_of(TENSORS), TENSORS.values(), {"producer": "glmspec"})
-    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
-    header, data = header_of(path)
-    assert header.pop("__metadata__") == {"producer": "glmspec"}
-    assert list(header) == list(TENSORS)
-    end = 0
-    for name, tensor in TENSORS.items():
-        begin, stop = header[name]["data_offsets"]
-        assert (begin, stop) == (end, end + tensor.numel() * tensor.element_size())
-        assert header[name]["shape"] == list(tensor.shape)
-        assert data[begin:stop] == tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        end = stop
-    assert end == len(data)
-    assert [header[name]["dtype"] for name in TENSORS] == ["F32", "BF16", "F16", "I32", "F32", "F32"]
-
-
-def test_one_tensor_is_in_memory_at_a_time(tmp_path):
-    made: list[weakref.ref] = []
-
-    def stream():
-        for tensor in TENSORS.values():
-            copy = tensor.clone()
-            made.append(weakref.ref(copy))
-            yield copy
-            del copy
-            assert sum(one() is not None for one in made) <= 1
-
-    write_stream(tmp_path / "x.safetensors", specs_of(TENSORS), stream(), {})
-    assert len(made) == len(TENSORS)
-
-
-@pytest.mark.parametrize(
-    "wrong", [torch.zeros(3, 4), torch.zeros(3, 5, dtype=torch.bfloat16), torch.zeros(15), torch.zeros(5, 3)]
-)
-def test_a_tensor_that_is_not_as_planned_is_named(tmp_path, wrong):
-    path = tmp_path / "x.safetensors"
-    with pytest.raises(CheckpointError, match=r"tensor b\.weight: made .* planned float32\[3, 5\]"):
-        write_stream(path, specs_of(TENSORS), [wrong], {})
-    assert not path.exists()
-
-
-@pytest.mark.parametrize("count", [len(TENSORS) - 1, len(TENSORS) + 1])
-def test_too_few_or_too_many_tensors_write_nothing(tmp_path, count):
-    path = tmp_path / "x.safetensors"
-    with pytest.raises(ValueError):
-        write_stream(path, specs_of(TENSORS), [*TENSORS.values(), torch.zeros(1)][:count], {})
-    assert not path.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from support.models import GOLDENS, edit_checkpoint
 
 from glmspec.build.errors import CheckpointError, ConfigError
-from glmspec.convert.checkpoint import Conversion, plan_conversion
+from glmspec.convert.conversion import Conversion, plan_conversion
 
 CHECKPOINTS = GOLDENS / "checkpoints"
 VERIFIER, DSPARK, REDUCED = (CHECKPOINTS / name for name in ("verifier", "dspark", "dspark_redvocab"))
@@ -23,7 +24,8 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def made(conversion: Conversion) -> dict[str, torch.Tensor]:
-    return {item.name: item.make() for item in conversion.plan.items}
+    with tempfile.TemporaryDirectory() as folder:
+        return conversion.write(Path(folder) / "checkpoint").load()
 
 
 def left_out(conversion: Conversion) -> dict[str, list[str]]:
@@ -45,7 +47,7 @@ def refused(folder: Path, *expected: str) -> str:
 @pytest.mark.parametrize("name", ["verifier", "dspark", "dflash2", "dspark_redvocab"])
 def test_every_tensor_is_used_or_left_out_by_name(name):
     conversion = plan_conversion(CHECKPOINTS / name)
-    used = {name for item in conversion.plan.items for name in item.names}
+    used = {name for weight in conversion.plan.weights for name in weight.names}
     left = {name for names in conversion.plan.left_out.values() for name in names}
     assert not used & left
     assert used | left == tensors_of(CHECKPOINTS / name).keys()
@@ -194,7 +196,7 @@ def test_the_router_stays_float32(tmp_path):
     """Whatever a checkpoint keeps them in, the rest keeps its own precision."""
     halved = {name: tensor.bfloat16() for name, tensor in tensors_of(VERIFIER).items()}
     folder = edit_checkpoint(VERIFIER, tmp_path / "v", add=halved)
-    dtypes = {item.name: item.dtype for item in plan_conversion(folder).plan.items}
+    dtypes = {weight.name: weight.format for weight in plan_conversion(folder).plan.weights}
     wide = {name for name, dtype in dtypes.items() if dtype == "float32"}
     ends = ("mlp.gate.weight", "e_score_correction_bias", "indexer.weights_proj.weight")
     assert wide == {name for name in dtypes if name.endswith(ends)} and wide
@@ -227,7 +229,7 @@ def test_only_layers_after_the_last_are_mtp(tmp_path):
     config = {"num_nextn_predict_layers": 1}
     conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", config=config, add={**module, **used}))
     assert left_out(conversion) == {MTP: sorted(module)}
-    consumed = {name for item in conversion.plan.items for name in item.names}
+    consumed = {name for weight in conversion.plan.weights for name in weight.names}
     assert consumed == tensors_of(VERIFIER).keys() | used.keys()
     assert torch.equal(made(conversion)["model.layers.5.self_attn.q_a_proj.weight"], torch.full((32, 64), 0.5))
 
@@ -281,7 +283,7 @@ def test_the_three_indexer_configs_of_case_a2(tmp_path):
         plan_conversion(edit_checkpoint(VERIFIER, tmp_path / name, config=config)).plan
         for name, config in (("explicit", explicit), ("short", short))
     ]
-    assert [item.names for item in plans[0].items] == [item.names for item in plans[1].items]
+    assert [one.names for one in plans[0].weights] == [one.names for one in plans[1].weights]
 
 
 def test_cache_scales_are_reported(tmp_path):
@@ -307,8 +309,9 @@ def test_lists_of_unquantized_modules_do_not_decide(tmp_path):
     config = {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["indexers_proj", "q_a_proj"]}}
     add = fp8_linear("model.layers.0.self_attn.q_a_proj.weight", 32, 64)
     conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", config=config, add=add))
-    (item,) = (item for item in conversion.plan.items if item.name == "model.layers.0.self_attn.q_a_proj.weight")
-    assert set(item.names) == set(add) and torch.equal(item.make(), torch.full((32, 64), 0.5))
+    name = "model.layers.0.self_attn.q_a_proj.weight"
+    (weight,) = (weight for weight in conversion.plan.weights if weight.name == name)
+    assert set(weight.names) == set(add) and torch.equal(made(conversion)[name], torch.full((32, 64), 0.5))
 
 
 def test_left_over_scales_are_reported(tmp_path):
@@ -321,7 +324,7 @@ def test_left_over_scales_are_reported(tmp_path):
 
 
 def test_a_drafter_without_embedding_and_head_shares_the_verifier_s():
-    names = {item.name for item in plan_conversion(DSPARK).plan.items}
+    names = {weight.name for weight in plan_conversion(DSPARK).plan.weights}
     assert not names & {"embed_tokens.weight", "lm_head.weight"}
 
 
@@ -421,7 +424,6 @@ def test_drafter_tensors_under_other_spellings_are_found(tmp_path, spell):
 
 
 def test_a_drafter_of_another_format_is_refused_by_name(tmp_path):
-    """z-lab's layout is another one; its architecture is named."""
-    folder = edit_checkpoint(DSPARK, tmp_path / "d", config={"architectures": ["DFlashDraftModel"]})
-    with pytest.raises(ConfigError, match="DFlashDraftModel"):
+    folder = edit_checkpoint(DSPARK, tmp_path / "d", config={"architectures": ["Eagle3DraftModel"]})
+    with pytest.raises(ConfigError, match="Eagle3DraftModel"):
         plan_conversion(folder)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from glmspec.build.configs.limits import EngineLimits
-from glmspec.convert.checkpoint import plan_conversion
+from glmspec.convert.conversion import plan_conversion
 from glmspec.runtime.model import Model
 
 DATA = Path(__file__).resolve().parent.parent / "data"

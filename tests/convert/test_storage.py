@@ -9,8 +9,9 @@ import torch
 from support.models import write_checkpoint
 
 from glmspec.build.errors import CheckpointError
-from glmspec.convert.dequantize import Stored, stored
+from glmspec.convert.formats import to_float32
 from glmspec.convert.source import Source
+from glmspec.convert.storage import Stored, stored
 
 FP8 = torch.float8_e4m3fn
 FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
@@ -23,6 +24,11 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def keep(tmp_path, tensors: dict[str, torch.Tensor], name: str = NAME) -> Stored:
     return stored(Source(write_checkpoint(tmp_path / "folder", tensors)), name)
+
+
+def values(found: Stored) -> torch.Tensor:
+    """The weight as float32, in its own shape."""
+    return torch.from_numpy(to_float32(found.read())).reshape(found.shape)
 
 
 def refused(tmp_path, tensors: dict[str, torch.Tensor], *expected: str) -> None:
@@ -39,8 +45,8 @@ def refused(tmp_path, tensors: dict[str, torch.Tensor], *expected: str) -> None:
 def test_a_plain_weight_is_itself(tmp_path, dtype):
     tensor = noise(3, 5).to(dtype)
     found = keep(tmp_path, {NAME: tensor})
-    assert (found.names, found.shape, found.dtype) == ((NAME,), (3, 5), str(dtype).removeprefix("torch."))
-    assert found.read().dtype == dtype and torch.equal(found.read(), tensor)
+    assert (found.names, found.shape, found.format) == ((NAME,), (3, 5), str(dtype).removeprefix("torch."))
+    assert found.read().tensor().dtype == dtype and torch.equal(found.read().tensor(), tensor)
 
 
 def test_a_missing_weight_is_named(tmp_path):
@@ -76,9 +82,9 @@ def test_fp8_blocks_equal_a_plain_loop(tmp_path, rows, columns):
             block = (slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128))
             expected[block] = weight[block].float() * scale[i, j].item()
     found = keep(tmp_path, tensors)
-    assert (found.shape, found.dtype) == ((rows, columns), "float32")
+    assert (found.shape, found.format) == ((rows, columns), "fp8_block")
     assert set(found.names) == set(tensors)
-    assert torch.equal(found.read(), expected)
+    assert torch.equal(values(found), expected)
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (5, 2), (3, 5), (5, 3, 1), (576, 300), (1,)])
@@ -99,8 +105,8 @@ def test_block_scales_of_something_that_is_no_matrix_are_refused(tmp_path):
 def test_fp8_with_one_scale(tmp_path, shape):
     tensors = {NAME: (noise(5, 7) * 100).to(FP8), "layer.proj.weight_scale": torch.full(shape, 0.37)}
     found = keep(tmp_path, tensors)
-    assert set(found.names) == set(tensors) and found.dtype == "float32"
-    assert torch.equal(found.read(), tensors[NAME].float() * torch.tensor(0.37))
+    assert set(found.names) == set(tensors) and found.format == "fp8"
+    assert torch.equal(values(found), tensors[NAME].float() * torch.tensor(0.37))
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 1)])
@@ -108,7 +114,7 @@ def test_fp8_with_a_scale_a_row(tmp_path, shape):
     scale = noise(5).exp()
     tensors = {NAME: (noise(5, 7) * 100).to(FP8), "layer.proj.weight_scale": scale.reshape(shape)}
     expected = torch.stack([tensors[NAME][row].float() * scale[row] for row in range(5)])
-    assert torch.equal(keep(tmp_path, tensors).read(), expected)
+    assert torch.equal(values(keep(tmp_path, tensors)), expected)
 
 
 @pytest.mark.parametrize("shape", [(3,), (7,), (1, 5), (5, 7)])
@@ -125,7 +131,7 @@ def test_an_activation_scale_is_consumed(tmp_path):
     }
     found = keep(tmp_path, tensors)
     assert set(found.names) == set(tensors)
-    assert torch.equal(found.read(), tensors[NAME].float() * 2)
+    assert torch.equal(values(found), tensors[NAME].float() * 2)
 
 
 # -- NVFP4 ----------------------------------------------------------------------------------------
@@ -162,8 +168,8 @@ def test_nvfp4_nibbles_and_values(tmp_path):
     tensors = nvfp4(codes, torch.ones(1, 1), 1.0)
     assert tensors[NAME].tolist() == [[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]]
     found = keep(tmp_path, tensors)
-    assert (found.shape, found.dtype) == ((1, 16), "float32")
-    assert found.read().tolist() == [FP4]
+    assert (found.shape, found.format) == ((1, 16), "nvfp4")
+    assert values(found).tolist() == [FP4]
 
 
 @pytest.mark.parametrize("second", [0.5, 2.0**-9, 0.00123])
@@ -173,8 +179,8 @@ def test_nvfp4_equals_an_independent_decoder(tmp_path, second):
     found = keep(tmp_path, tensors)
     assert set(found.names) == set(tensors)
     expected = decoded(codes, scale, second)
-    torch.testing.assert_close(found.read(), expected, rtol=1e-6, atol=0)
-    assert math.log2(second) % 1 or torch.equal(found.read(), expected)  # exact for a power of two
+    torch.testing.assert_close(values(found), expected, rtol=1e-6, atol=0)
+    assert math.log2(second) % 1 or torch.equal(values(found), expected)  # exact for a power of two
 
 
 def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -190,7 +196,7 @@ def encode(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
 def test_nvfp4_of_an_encoder_keeps_the_weight(tmp_path):
     """Gaussian weights lose 9.5 % in NVFP4; scales laid out wrongly would lose far more."""
     weight = noise(64, 256) * noise(64, 16, seed=5).exp().repeat_interleave(16, 1)
-    error = (keep(tmp_path, nvfp4(*encode(weight))).read() - weight).norm() / weight.norm()
+    error = (values(keep(tmp_path, nvfp4(*encode(weight)))) - weight).norm() / weight.norm()
     assert 0.05 < error < 0.12
 
 
@@ -220,7 +226,33 @@ def test_nvfp4_without_one_of_its_scales_is_refused(tmp_path, lacking):
 def test_weight_only_nvfp4_needs_no_activation_scale(tmp_path):
     """Case B14: an expert that saw no calibration token lacks input_scale; its weights are whole."""
     tensors = nvfp4(codes_of(6, 64), torch.ones(6, 4), 0.25)
-    without = keep(tmp_path / "a", tensors).read()
+    without = values(keep(tmp_path / "a", tensors))
     given = keep(tmp_path / "b", tensors | {"layer.proj.input_scale": torch.tensor(0.0)})
     assert "layer.proj.input_scale" in given.names
-    assert torch.equal(without, given.read()) and without.isfinite().all()
+    assert torch.equal(without, values(given)) and without.isfinite().all()
+
+
+# -- rows of a weight -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first, rows", [(0, 128), (128, 128), (64, 64), (192, 64), (320, 10), (0, 384), (200, 100)])
+def test_rows_of_fused_fp8_experts(tmp_path, first, rows):
+    """Experts [3, 128, 200] with 128x128 blocks; an up half begins inside a block."""
+    weight, scale = (noise(3, 128, 200) * 100).to(FP8), noise(3, 1, 2, seed=9).exp()
+    found = keep(tmp_path, {NAME: weight, "layer.proj.weight_scale_inv": scale})
+    meant = weight.float() * scale.repeat_interleave(128, 2)[:, :, :200]
+    part = found.part(first, rows)
+    assert (part.count, part.columns) == (rows, 200)
+    assert torch.equal(torch.from_numpy(to_float32(part.read())), meant.reshape(384, 200)[first : first + rows])
+
+
+def test_fused_fp8_experts_whose_blocks_run_across_are_refused(tmp_path):
+    tensors = {NAME: torch.ones(3, 100, 64).to(FP8), "layer.proj.weight_scale_inv": torch.ones(3, 1, 1)}
+    refused(tmp_path, tensors, "layer.proj.weight_scale_inv", "multiples of 128")
+
+
+def test_rows_of_nvfp4(tmp_path):
+    codes, scale = codes_of(6, 64), noise(6, 4).exp()
+    found = keep(tmp_path, nvfp4(codes, scale, 0.5))
+    part = torch.from_numpy(to_float32(found.part(2, 3).read()))
+    assert torch.equal(part, values(found)[2:5])

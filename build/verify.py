@@ -1,0 +1,48 @@
+"""`glmspec-build verify`: a finished directory checked again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from glmspec.build.configs.fields import read_json
+from glmspec.build.directory import EngineDirectory
+from glmspec.build.errors import CheckpointError, GlmspecError
+from glmspec.build.progress import Progress
+from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
+from glmspec.convert.files import sha256
+from glmspec.convert.hf import MANIFEST
+
+
+def verify_folder(folder: Path, progress: Progress) -> str:
+    """Raise naming the first file or tensor that is not as it was written; else say what was checked."""
+    record = read_json(folder / "config.json")
+    if (folder / MANIFEST).exists():
+        return _verify_hf(folder, progress)
+    if "hf_config" in record:
+        return _verify_checkpoint(read_checkpoint(folder), progress)
+    if "target" in record:
+        directory = EngineDirectory.open(folder)
+        names = [directory.verifier, *(drafter["name"] for drafter in directory.drafters)]
+        lines = [_verify_checkpoint(directory.checkpoint(name), progress) for name in names]
+        return "\n".join([f"{folder}: engine directory: as it was built", *lines])
+    raise GlmspecError(f"{folder}: not a converted checkpoint or an engine directory of glmspec.")
+
+
+def _verify_checkpoint(checkpoint: Checkpoint, progress: Progress) -> str:
+    parts = checkpoint.record["parts"]
+    with progress.steps(f"Hashing {checkpoint.folder.name}", len(parts)) as advance:
+        checkpoint.check(advance)
+    tensors = sum(len(one.outputs(rank)) for rank in range(checkpoint.mapping.tp) for one in checkpoint.weights())
+    return f"{checkpoint.folder}: checkpoint: {len(parts)} parts and {tensors:,} tensors as they were written"
+
+
+def _verify_hf(folder: Path, progress: Progress) -> str:
+    parts = read_json(folder / MANIFEST)["parts"]
+    with progress.steps(f"Hashing {folder.name}", len(parts)) as advance:
+        for name, part in parts.items():
+            path = folder / name
+            if not path.exists() or sha256(path) != part["sha256"]:
+                found = "changed since it was written" if path.exists() else "missing"
+                raise CheckpointError(f"{path}: {found}. Convert again.")
+            advance(name)
+    return f"{folder}: Hugging Face checkpoint: {len(parts)} parts as they were written"

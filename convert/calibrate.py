@@ -1,0 +1,109 @@
+"""`glmspec-build calibrate`: the largest input of every quantizable module, collected by ModelOpt on a live model.
+
+The model is transformers' own, so it must fit this machine (on a GPU machine it is spread over the GPUs there are).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from glmspec.build.configs.fields import read_json
+from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.errors import ConfigError, MissingCapability
+from glmspec.build.progress import Progress
+from glmspec.convert.files import write_json
+from glmspec.convert.recipe import quantizable
+
+_LINEAR = re.compile(r"(.*)\.input_quantizer\._amax")
+_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up|down)_proj_input_quantizer\._amax")
+
+
+def calibrate(folder: Path, prompts: Path, out: Path, progress: Progress) -> int:
+    """Run every prompt through the verifier in `folder` and write {module: amax} to `out`; the number of modules.
+    prompts: JSON lines with `prompt_token_ids`, or `prompt` when the folder has a tokenizer. Raises naming the line."""
+    quantization = _modelopt()
+    config = VerifierConfig.from_hf(read_json(folder / "config.json"), f"{folder}/config.json")
+    ids = list(_prompts(folder, prompts, config.vocab_size))
+    with progress.stage("Loading the model"):
+        model = _load(folder)
+
+    def forward(model: Any) -> None:
+        import torch
+
+        with torch.inference_mode(), progress.steps("Calibrating", len(ids)) as advance:
+            for number, one in enumerate(ids, 1):
+                model(torch.tensor([one], device=model.device), use_cache=False)
+                advance(f"prompt {number}")
+
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # it prints what it registers
+        warnings.simplefilter("ignore")
+        quantization.quantize(model, quantization.FP8_DEFAULT_CFG, forward)
+    found = dict(sorted(_amaxes(model, config.n_routed_experts)))
+    write_json(out, found)
+    return len(found)
+
+
+def _modelopt() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import modelopt.torch.quantization as quantization
+    except ImportError as error:
+        raise MissingCapability(
+            f"calibrate needs ModelOpt ({error}). Install it: pip install 'glmspec[quant]'"
+        ) from None
+    return quantization
+
+
+def _load(folder: Path) -> Any:
+    import torch
+    from transformers import GlmMoeDsaForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # its report lists the MTP module, tensor by tensor
+    logging.disable_progress_bar()
+    options = {"dtype": "auto", "device_map": "auto"} if torch.cuda.is_available() else {"dtype": torch.float32}
+    return GlmMoeDsaForCausalLM.from_pretrained(folder, attn_implementation="eager", **options).eval()
+
+
+def _amaxes(model: Any, experts: int) -> Iterator[tuple[str, float]]:
+    """Module and amax. The experts of a layer share one: ModelOpt sees their inputs together."""
+    for name, buffer in model.named_buffers():
+        amax = float(buffer.max()) if name.endswith("_amax") else 0.0
+        if match := _EXPERTS.fullmatch(name):
+            kinds = ("gate", "up") if match[2] == "gate_up" else ("down",)
+            yield from ((f"{match[1]}.{expert}.{kind}_proj", amax) for expert in range(experts) for kind in kinds)
+        elif (match := _LINEAR.fullmatch(name)) and quantizable(match[1]) and amax > 0:
+            yield match[1], amax
+
+
+def _prompts(folder: Path, path: Path, vocab_size: int) -> Iterator[list[int]]:
+    from glmspec.runtime.text import Tokenizer
+
+    tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").exists() else None
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{path}: line {number}: not JSON ({error}).") from None
+        ids = values.get("prompt_token_ids") if isinstance(values, dict) else None
+        text = values.get("prompt") if isinstance(values, dict) else None
+        if ids is None and isinstance(text, str) and tokenizer is not None:
+            ids = tokenizer.encode(text)
+        if (
+            not isinstance(ids, list)
+            or not ids
+            or any(type(one) is not int or not 0 <= one < vocab_size for one in ids)
+        ):
+            expected = "prompt_token_ids" if tokenizer is None else "prompt, or prompt_token_ids"
+            raise ConfigError(f"{path}: line {number}: expected {expected}, ids below {vocab_size}, at least one.")
+        yield ids

@@ -1,0 +1,76 @@
+"""What `glmspec-build convert` does, from options to notes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from glmspec.build.configs.fields import read_json
+from glmspec.build.errors import CheckpointError
+from glmspec.build.progress import Progress
+from glmspec.convert.calibration import Activations, read_calibration
+from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.files import sha256
+from glmspec.convert.hf import MANIFEST, write_hf
+from glmspec.convert.names import Options
+from glmspec.convert.on_device import require
+from glmspec.convert.recipe import RECIPES, read_recipe
+from glmspec.convert.shards import Mapping
+from glmspec.convert.source import SINGLE
+from glmspec.convert.writer import Run
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """hf: a Hugging Face checkpoint. device: cpu or cuda. workers: None for the cores there are. sha256: of the
+    source's weights."""
+
+    hf: bool = False
+    device: str = "cpu"
+    workers: int | None = None
+    resume: bool = False
+    sha256: str | None = None
+
+
+def options_of(quant: str, recipe: Path | None, calibration: Path | None, tp: int, ep: int) -> Options:
+    """The options of a conversion from what the user typed. Raises `ConfigError` naming what does not fit."""
+    return Options(
+        read_recipe(recipe) if recipe else RECIPES[quant],
+        Mapping(tp, ep),
+        read_calibration(calibration) if calibration else Activations(),
+    )
+
+
+def convert_folder(folder: Path, out: Path, options: Options, wanted: Wanted, progress: Progress) -> list[str]:
+    """Convert; returns what the user should know."""
+    require(wanted.device)
+    if wanted.sha256:
+        with progress.stage("Hashing the source"):
+            check_digest(folder, wanted.sha256)
+    with progress.stage("Reading and checking the checkpoint"):
+        conversion = plan_conversion(folder, options)
+    with progress.bytes(f"Converting {folder.resolve().name}", conversion.size) as advance:
+        run = Run(wanted.workers or os.cpu_count() or 1, wanted.resume, advance, wanted.device)
+        if wanted.hf:
+            write_hf(conversion, out, run)
+        else:
+            conversion.write(out, run)
+    record = read_json(out / (MANIFEST if wanted.hf else "config.json"))
+    return left_out_lines(record)
+
+
+def check_digest(folder: Path, wanted: str) -> None:
+    """Raise `CheckpointError` unless the folder's one file of weights has this SHA-256."""
+    path = folder / SINGLE
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file; --expect-sha256 is for a checkpoint in one file.")
+    found = sha256(path)
+    if found != wanted.lower():
+        raise CheckpointError(f"{path}: SHA-256: found {found}, expected {wanted.lower()}. These are other weights.")
+
+
+def left_out_lines(record: dict) -> list[str]:
+    """What a conversion left out, and why, a line a reason; then its notes."""
+    lines = [f"left out {len(names)} tensors: {reason}" for reason, names in record["left_out"].items()]
+    return lines + [f"note: {note}" for note in record["notes"]]

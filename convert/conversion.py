@@ -1,0 +1,233 @@
+"""Converting: a Hugging Face folder read, checked and planned, then written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
+from glmspec.build.errors import CheckpointError, GlmspecError
+from glmspec.build.models.dflash import SHARED_WEIGHTS
+from glmspec.build.models.registry import model_of
+from glmspec.convert.checkpoint import Checkpoint, Config, is_converted, parse_config, read_checkpoint
+from glmspec.convert.files import CHECKPOINT, producer, resumable_folder, sha256, write_json
+from glmspec.convert.formats import QUANTIZED
+from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
+from glmspec.convert.plan import Weight
+from glmspec.convert.recipe import RECIPES
+from glmspec.convert.source import Source
+from glmspec.convert.writer import JOURNAL, Journal, Run, cut, file_part, write_parts
+
+# Copied beside the weights when the source has them: what text in and text out needs.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+AUTO = Options(RECIPES["auto"])
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A source that was read, checked and planned, and is not written yet."""
+
+    source: Source
+    config: Config
+    plan: Plan
+    options: Options
+    end_tokens: tuple[int, ...] | None  # of a verifier
+
+    @property
+    def size(self) -> int:
+        """Bytes that will be read."""
+        return sum(task.size for weight in self.plan.weights for task in weight.tasks)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that will be written."""
+        return self.options.mapping.tp
+
+    def write(self, out: Path, run: Run | None = None) -> Checkpoint:
+        """Write the converted checkpoint. Raises `GlmspecError` when the disk is too small, before anything is
+        written; an interrupted run leaves whole parts behind, for `resume`."""
+
+        def finish(folder: Path, names: list[list[str]], journal: Journal) -> None:
+            write_json(folder / "config.json", self._record(names, journal))
+
+        self.write_files(out, CHECKPOINT, [f"rank{rank}" for rank in range(self.ranks)], run or Run(), finish)
+        return read_checkpoint(out)
+
+    def write_files(self, out: Path, kind: str, stems: list[str], run: Run, finish: Callable[..., None]) -> None:
+        """Write all parts and what lies beside them. stems: of the file names, by rank."""
+        parts = cut(self.plan.weights, self.ranks)
+        names = [part_names(stem, len(parts)) for stem in stems]
+        needed = sum(file_part(weights, rank, "").size for rank in range(self.ranks) for weights in parts)
+        with resumable_folder(out, kind, [self.source.folder], run.resume, needed) as folder:
+            journal = Journal(folder, self._fingerprint())
+            journal.resume() if run.resume else journal.begin()
+            write_parts(folder, parts, names, journal, run)
+            for rank, files in enumerate(names):
+                if len(files) > 1:
+                    write_json(folder / f"{stems[rank]}.safetensors.index.json", index(parts, rank, files))
+            for name in TOKENIZER_FILES:
+                if (self.source.folder / name).exists():
+                    shutil.copyfile(self.source.folder / name, folder / name)
+            finish(folder, names, journal)
+        (out / JOURNAL).unlink()
+
+    def _fingerprint(self) -> str:
+        """What must be the same for a run to go on where another stopped."""
+        files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.source.files]
+        weights = [
+            (one.name, one.dims, one.format, str(one.layout), one.inputs, one.names) for one in self.plan.weights
+        ]
+        text = json.dumps([producer(CHECKPOINT), files, weights, self.source.config], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _record(self, names: list[list[str]], journal: Journal) -> dict[str, Any]:
+        hf, mapping = self.source.config, self.options.mapping
+        present = {weight.name for weight in self.plan.weights}
+        drafter = isinstance(self.config, DrafterConfig)
+        formats = {weight.name: weight.format for weight in self.plan.weights}
+        return {
+            "producer": producer(CHECKPOINT),
+            "architecture": hf["architectures"][0],
+            "dtype": "bfloat16" if "bfloat16" in formats.values() else next(iter(formats.values())),
+            "mapping": {
+                "world_size": mapping.tp,
+                "tp_size": mapping.tp,
+                "pp_size": 1,
+                "moe_tp_size": mapping.tp // mapping.ep,
+                "moe_ep_size": mapping.ep,
+            },
+            "quantization": {
+                "quant_algo": quant_algo(set(formats.values())),
+                "kv_cache_quant_algo": None,
+                "recipe": self.options.recipe.name,
+                "formats": formats,
+                "inputs": [weight.name for weight in self.plan.weights if weight.inputs is not None],
+            },
+            "ranks": names,
+            "parts": parts_record(names, journal),
+            "shared_from_verifier": {k: v for k, v in SHARED_WEIGHTS.items() if drafter and k not in present},
+            "eos_token_ids": None if self.end_tokens is None else list(self.end_tokens),
+            "left_out": self.plan.left_out,
+            "notes": [*self.source.notes, *self.plan.notes],
+            "source": source_record(self.source),
+            "hf_config": hf,
+        }
+
+
+def parts_record(names: list[list[str]], journal: Journal) -> dict[str, dict[str, Any]]:
+    """Size and digest of every part."""
+    return {
+        name: {"size": journal.done[name]["size"], "sha256": journal.done[name]["sha256"]}
+        for rank in names
+        for name in rank
+    }
+
+
+def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
+    """Read and check a Hugging Face folder; writes nothing. Raises naming the field or tensor at fault."""
+    if is_converted(folder):
+        raise CheckpointError(f"{folder}: already a converted checkpoint; use it as it is.")
+    return plan_source(Source(folder), options)
+
+
+def plan_source(source: Source, options: Options) -> Conversion:
+    """Plan the conversion of an opened source."""
+    config = parse_config(source.config, f"{source.folder}/config.json")
+    specs = model_of(config).weight_specs("bfloat16")
+    if isinstance(config, VerifierConfig):
+        plan = plan_verifier(source, config, specs, options)
+        return Conversion(source, config, plan, options, _end_tokens(source, config))
+    if options.mapping.tp > 1:
+        raise GlmspecError(f"{source.folder}: --tp {options.mapping.tp}: a drafter is whole on every rank; use --tp 1.")
+    if options.recipe.name not in ("auto", "bf16"):
+        raise GlmspecError(
+            f"{source.folder}: --quant {options.recipe.name}: drafters are not quantized; use auto or bf16."
+        )
+    return Conversion(source, config, plan_drafter(source, config, specs, options), options, None)
+
+
+def quant_algo(formats: set[str]) -> str | None:
+    """TensorRT-LLM's name for a mixture of formats."""
+    algos = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8_BLOCK_SCALES"}
+    found = sorted(algos[format] for format in formats if format in QUANTIZED)
+    return None if not found else found[0] if len(found) == 1 else "MIXED_PRECISION"
+
+
+def part_names(stem: str, count: int) -> list[str]:
+    """File names of `count` parts."""
+    if count == 1:
+        return [f"{stem}.safetensors"]
+    return [f"{stem}-{at:05d}-of-{count:05d}.safetensors" for at in range(1, count + 1)]
+
+
+def source_record(source: Source) -> dict[str, Any]:
+    """Where the weights came from: the folder's name, its revision, the digest of every file."""
+    files, revision = {}, None
+    for path in source.files:
+        commit, files[path.name] = _downloaded(path)
+        revision = revision or commit
+        files[path.name] = files[path.name] or sha256(path)
+    return {"folder": source.folder.resolve().name, "revision": revision, "files": files}
+
+
+def _downloaded(path: Path) -> tuple[str | None, str | None]:
+    """The commit and the SHA-256 that huggingface_hub noted when it downloaded a file, if it did."""
+    note = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
+    if not note.exists():
+        return None, None
+    lines = [*note.read_text(encoding="utf-8").splitlines(), "", "", ""]
+    whole = note.stat().st_mtime >= path.stat().st_mtime - 1  # not for a file that changed afterwards
+    digest = lines[1].strip('"') if whole and re.fullmatch(r'"?[0-9a-f]{64}"?', lines[1]) else None
+    return lines[0] or None, digest
+
+
+def index(parts: list[tuple[Weight, ...]], rank: int, files: list[str]) -> dict[str, Any]:
+    """Which file holds which tensor, in Hugging Face's shape."""
+    outputs = [
+        (output, file)
+        for weights, file in zip(parts, files, strict=True)
+        for weight in weights
+        for output in weight.outputs(rank).values()
+    ]
+    total = sum(output.size for output, _ in outputs)
+    return {"metadata": {"total_size": total}, "weight_map": {output.name: file for output, file in outputs}}
+
+
+def _end_tokens(source: Source, config: VerifierConfig) -> tuple[int, ...]:
+    """Every id that ends a text: the union over config.json, generation_config.json and the tokenizer."""
+    path = source.folder / "generation_config.json"
+    extra: tuple[int, ...] = ()
+    if path.exists():
+        fields = Fields(read_json(path), str(path))
+        extra = end_token_ids(fields)
+        if any(token >= config.vocab_size for token in extra):
+            fields.fail("eos_token_id", f"ids below vocab_size ({config.vocab_size})")
+    return tuple(dict.fromkeys([*config.eos_token_ids, *extra, *_tokenizer_end(source.folder)]))
+
+
+def _tokenizer_end(folder: Path) -> list[int]:
+    """The id of the tokenizer's own end token, when it names one."""
+    settings, vocabulary = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    if not (settings.exists() and vocabulary.exists()):
+        return []
+    token, held = read_json(settings).get("eos_token"), read_json(vocabulary)
+    content = token.get("content") if isinstance(token, dict) else token
+    ids = [entry["id"] for entry in held.get("added_tokens", []) if entry.get("content") == content]
+    plain = (held.get("model") or {}).get("vocab")
+    if not ids and isinstance(plain, dict) and content in plain:
+        ids = [plain[content]]
+    return ids

@@ -1,0 +1,188 @@
+"""The number formats of weights: what tensors each is made of, and how values go in and out.
+
+A `Block` is a matrix [R, C] in one format: raw bits by field. Formulas are ModelOpt's (`kernels.py`).
+
+| format | fields |
+|---|---|
+| float32, bfloat16, float16, int32 | the matrix |
+| fp8_block | e4m3 codes, float32 `scale_inv` for every 128 x 128 block, the last of an axis partial |
+| fp8 | e4m3 codes, one float32 `scale` |
+| fp8_rows | e4m3 codes, one float32 `scale` a row (read, never written) |
+| nvfp4 | two codes a byte, e4m3 `scale` for every 16 columns, one float32 `scale_2` |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from glmspec.convert import kernels, on_device
+from glmspec.convert.kernels import BLOCK, FP4_MAX, FP8_MAX, GROUP
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a format. dtype: safetensors' name. rows, columns: of the matrix, that share an element;
+    0 when one element is shared by all."""
+
+    dtype: str
+    rows: int = 1
+    columns: int = 1
+
+    def size(self, rows: int, columns: int) -> tuple[int, int]:
+        """The field's own rows and columns for a matrix [rows, columns]."""
+        return tuple(-(-n // by) if by else 1 for n, by in ((rows, self.rows), (columns, self.columns)))
+
+
+FORMATS: dict[str, dict[str, Field]] = {
+    "float32": {"": Field("F32")},
+    "bfloat16": {"": Field("BF16")},
+    "float16": {"": Field("F16")},
+    "int32": {"": Field("I32")},
+    "fp8_block": {"": Field("F8_E4M3"), "scale_inv": Field("F32", BLOCK, BLOCK)},
+    "fp8": {"": Field("F8_E4M3"), "scale": Field("F32", 0, 0)},
+    "fp8_rows": {"": Field("F8_E4M3"), "scale": Field("F32", 1, 0)},
+    "nvfp4": {"": Field("U8", 1, 2), "scale": Field("F8_E4M3", 1, GROUP), "scale_2": Field("F32", 0, 0)},
+}
+QUANTIZED = ("fp8_block", "fp8", "fp8_rows", "nvfp4")
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8, "F8_E4M3": 1, "U8": 1, "BOOL": 1}
+# Raw bits: what numpy has no name for is an unsigned integer of the same size.
+NUMPY = {
+    "F32": np.float32,
+    "BF16": np.uint16,
+    "F16": np.uint16,
+    "I32": np.int32,
+    "I64": np.int64,
+    "F8_E4M3": np.uint8,
+    "U8": np.uint8,
+    "BOOL": np.uint8,
+}
+TORCH = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A matrix in one format. fields: 2-D arrays of raw bits, as `FORMATS` lists them."""
+
+    format: str
+    fields: dict[str, np.ndarray]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the matrix."""
+        rows, columns = self.fields[""].shape
+        return rows, columns * FORMATS[self.format][""].columns
+
+    def tensor(self, suffix: str = "") -> torch.Tensor:
+        """A field as a torch tensor of its own dtype, sharing memory."""
+        return torch.from_numpy(self.fields[suffix]).view(TORCH[FORMATS[self.format][suffix].dtype])
+
+
+def plain(format: str, tensor: torch.Tensor) -> Block:
+    """A torch matrix [R, C] in a plain format."""
+    dtype = FORMATS[format][""].dtype
+    bits = tensor.to(TORCH[dtype]).contiguous()
+    if NUMPY[dtype] is np.uint16:
+        bits = bits.view(torch.uint16)
+    return Block(format, {"": bits.numpy()})
+
+
+def amax(block: Block) -> float:
+    """Largest magnitude, NaN when a value is not finite."""
+    bits, fields = block.fields[""], block.fields
+    if block.format == "bfloat16":
+        found = np.array([kernels.amax_bits16(bits)], np.uint32) << 16
+        value = float(found.view(np.float32)[0])
+    elif block.format == "float32":
+        value = float(np.array([kernels.amax_bits32(bits.view(np.uint32))], np.uint32).view(np.float32)[0])
+    elif block.format == "fp8_block":
+        value = float(kernels.amax_blocks(bits, fields["scale_inv"]))
+    else:
+        value = float(np.abs(to_float32(block)).max(initial=0.0))
+    return value if np.isfinite(value) else float("nan")
+
+
+def to_float32(block: Block) -> np.ndarray:
+    """The values, float32 [R, C]: code times scale, rounded once."""
+    codes, fields = block.fields[""], block.fields
+    if block.format == "float32":
+        return codes
+    if block.format == "fp8_block":
+        out = np.empty(block.shape, np.float32)
+        kernels.blocks_to_float32(codes, fields["scale_inv"], out)
+        if np.isnan(kernels.amax_blocks(codes, fields["scale_inv"])):
+            out[(codes & 0x7F) == 0x7F] = np.nan  # the kernel takes these codes for numbers
+        return out
+    if block.format == "nvfp4":
+        out = np.empty(block.shape, np.float32)
+        kernels.fp4_to_float32(codes, fields["scale"], np.float32(fields["scale_2"].item()), out)
+        return out
+    values = block.tensor().float()
+    if block.format in ("fp8", "fp8_rows"):
+        values *= block.tensor("scale")
+    return values.numpy()
+
+
+def convert(block: Block, format: str, scale_from: float = 0.0, device: str = "cpu") -> Block:
+    """The same matrix in another format; the very block when it has it already.
+    scale_from: the largest magnitude that fp8's and nvfp4's one scale must reach (of all matrices that share it).
+    device: where nvfp4 is computed."""
+    if block.format == format:
+        return block
+    if format == "nvfp4":
+        return _to_nvfp4(block, scale_from, device)
+    if format in ("fp8", "fp8_block"):
+        return _to_fp8(block, format, scale_from)
+    if block.format in QUANTIZED:
+        return plain(format, torch.from_numpy(to_float32(block)))
+    return plain(format, block.tensor())
+
+
+def one_scale(format: str, largest: float) -> np.float32:
+    """fp8's `scale` or nvfp4's `scale_2`, float32. 1 when the matrix holds nothing but zeros: ModelOpt divides by 0."""
+    most = np.float32(FP4_MAX * FP8_MAX if format == "nvfp4" else FP8_MAX)
+    return (np.float32(largest) / most) or np.float32(1)
+
+
+def _to_nvfp4(block: Block, largest: float, device: str) -> Block:
+    rows, columns = block.shape
+    scale_2 = one_scale("nvfp4", largest)
+    packed, scales = np.empty((rows, columns // 2), np.uint8), np.empty((rows, columns // GROUP), np.uint8)
+    if device != "cpu":
+        values = block.tensor() if block.format not in QUANTIZED else torch.from_numpy(to_float32(block))
+        packed, scales = on_device.to_nvfp4(values, scale_2, device)
+    elif block.format == "bfloat16":
+        kernels.fp4_from_bits16(block.fields[""], scale_2, packed, scales)
+    elif block.format == "fp8_block":
+        kernels.fp4_from_blocks(block.fields[""], block.fields["scale_inv"], scale_2, packed, scales)
+    else:
+        kernels.fp4_from_float32(to_float32(block), scale_2, packed, scales)
+    return Block("nvfp4", {"": packed, "scale": scales, "scale_2": np.full((1, 1), scale_2, np.float32)})
+
+
+def _to_fp8(block: Block, format: str, largest: float) -> Block:
+    """With one scale the quotient is rounded to the matrix's own precision first, as ModelOpt's is."""
+    values = block.tensor() if block.format not in QUANTIZED else torch.from_numpy(to_float32(block))
+    if format == "fp8":
+        scale = torch.tensor(one_scale("fp8", largest))
+        codes, name, scales = (values / scale).to(torch.float8_e4m3fn), "scale", scale.reshape(1, 1)
+    else:
+        rows, columns = values.shape
+        padded = torch.nn.functional.pad(values, (0, -columns % BLOCK, 0, -rows % BLOCK))
+        most = padded.abs().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).amax((1, 3)).float()
+        scales, name = most / FP8_MAX, "scale_inv"
+        scales[scales == 0] = 1.0
+        wide = scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+        codes = (values / wide).to(torch.float8_e4m3fn)
+    return Block(format, {"": codes.view(torch.uint8).numpy(), name: scales.contiguous().numpy()})

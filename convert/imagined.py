@@ -1,0 +1,79 @@
+"""A checkpoint that is not there: the tensors that its config.json implies, in the published layout, without data.
+
+What `convert --dry-run` plans with when the folder holds no weights.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from glmspec.build.configs.fields import read_json
+from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.errors import CheckpointError
+from glmspec.build.models.registry import model_of
+from glmspec.build.network.contract import TensorSpec
+from glmspec.convert.formats import FORMATS
+from glmspec.convert.recipe import quantizable
+from glmspec.convert.source import Source, TensorInfo
+
+Shape = tuple[int, ...]
+
+
+class Imagined(Source):
+    """The tensors of a verifier by its config: FP8 with block scales when `quantization_config` says so, else BF16."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.notes, self.tensors, self._descriptors = folder, [], {}, {}
+        self.config = read_json(folder / "config.json")
+        config = VerifierConfig.from_hf(self.config, f"{folder}/config.json")
+        quantized = (self.config.get("quantization_config") or {}).get("quant_method") == "fp8"
+        for name, shape, dtype in _tensors(config):
+            module = name.removesuffix(".weight")
+            if quantized and (quantizable(module) or module.endswith("kv_b_proj")):
+                scale = FORMATS["fp8_block"]["scale_inv"].size(*shape)
+                self.tensors[name] = TensorInfo(folder, "F8_E4M3", shape)
+                self.tensors[f"{name}_scale_inv"] = TensorInfo(folder, "F32", scale)
+            else:
+                self.tensors[name] = TensorInfo(folder, dtype, shape)
+
+    def rows(self, name: str, first: int = 0, count: int | None = None, columns: int | None = None) -> np.ndarray:
+        """There are none."""
+        raise CheckpointError(f"{self.folder}: tensor {name}: the folder holds a config and no weights.")
+
+
+def _tensors(config: VerifierConfig) -> list[tuple[str, Shape, str]]:
+    """Name, shape and dtype of every tensor, those of the MTP module last."""
+    layers = config.num_hidden_layers
+    modules = config.num_nextn_predict_layers
+    deeper = replace(
+        config,
+        num_hidden_layers=layers + modules,
+        mlp_layer_types=(*config.mlp_layer_types, *["sparse"] * modules),
+        indexer_types=(*config.indexer_types, *["full"] * modules),
+    )
+    made = [one for spec in model_of(deeper).weight_specs("bfloat16") for one in _published(config, spec)]
+    hidden = config.hidden_size
+    for layer in range(layers, layers + modules):
+        prefix = f"model.layers.{layer}"
+        made += [(f"{prefix}.{name}.weight", (hidden,), "BF16") for name in ("enorm", "hnorm", "shared_head.norm")]
+        made.append((f"{prefix}.eh_proj.weight", (hidden, 2 * hidden), "BF16"))
+    return made
+
+
+def _published(config: VerifierConfig, spec: TensorSpec) -> list[tuple[str, Shape, str]]:
+    """The tensors that a weight of the network is made of."""
+    dims = tuple(spec.dims)
+    if match := re.fullmatch(r"(.*\.mlp\.experts)\.(gate_up|down)_proj", spec.name):
+        kinds = ("down_proj",) if match[2] == "down" else ("gate_proj", "up_proj")
+        shape = (dims[1] // len(kinds), dims[2])
+        return [(f"{match[1]}.{e}.{kind}.weight", shape, "BF16") for e in range(dims[0]) for kind in kinds]
+    if spec.name.endswith("self_attn.w_uv"):
+        return []
+    if spec.name.endswith("self_attn.w_uk"):
+        rows = config.num_attention_heads * (config.qk_nope_head_dim + config.v_head_dim)
+        return [(spec.name.replace("w_uk", "kv_b_proj.weight"), (rows, config.kv_lora_rank), "BF16")]
+    return [(spec.name, dims, "F32" if spec.name.endswith("e_score_correction_bias") else "BF16")]

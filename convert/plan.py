@@ -1,0 +1,153 @@
+"""A conversion before it starts: every tensor to be written, and what it is made of.
+
+A `Weight` is one weight of the network, a stack of units (`shards.Layout`); its `Task`s are the pieces of work that
+fill it, each small enough to hold in memory and independent of all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from glmspec.convert.formats import FORMATS, ITEM_BYTES, QUANTIZED, Block
+from glmspec.convert.kernels import BLOCK
+from glmspec.convert.shards import Layout
+from glmspec.convert.storage import Shape, Stored
+
+_CHUNK = 1 << 25  # bytes of a matrix handled at once, where its format allows cutting it
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a unit, and where they come from."""
+
+    unit: int
+    row: int
+    stored: Stored
+
+
+@dataclass(frozen=True)
+class Task:
+    """Parts that are made together. shares: further weights under the same one scale (gate and up; what serving
+    engines fuse). make: turns the parts' one block into all units of the weight, stacked [units * rows, columns]."""
+
+    parts: tuple[Part, ...]
+    shares: tuple[Stored, ...] = ()
+    make: Callable[[Block], Block] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes read."""
+        return sum(
+            ITEM_BYTES[field.dtype] * math.prod(field.size(part.stored.count, part.stored.columns))
+            for part in self.parts
+            for field in FORMATS[part.stored.format].values()
+        )
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of one rank's files, as in its header."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of the network. dims: its shape before sharding. inputs: activation scales, one a unit, None for a
+    weight whose format has none or none are known."""
+
+    name: str
+    dims: Shape
+    format: str
+    layout: Layout
+    tasks: tuple[Task, ...]
+    inputs: tuple[float, ...] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Every tensor of the checkpoint it is made of."""
+        return [name for task in self.tasks for part in task.parts for name in part.stored.names]
+
+    @property
+    def parameters(self) -> int:
+        """Numbers it stands for."""
+        return math.prod(self.dims)
+
+    def field_name(self, suffix: str) -> str:
+        """`X.weight` has `X.weight_scale` and `X.input_scale`, `X` without `.weight` has `X_scale`, `X_input_scale`."""
+        if suffix == "input_scale" and self.name.endswith(".weight"):
+            return self.name.removesuffix("weight") + suffix
+        return f"{self.name}_{suffix}" if suffix else self.name
+
+    def outputs(self, rank: int) -> dict[str, Output]:
+        """The tensors a rank holds of it, by field."""
+        units, rows, columns = self.layout.box(rank)
+        made = {}
+        for suffix, field in FORMATS[self.format].items():
+            size = field.size(len(rows), len(columns))
+            shape = self._shape(len(units), size, bool(field.rows))
+            made[suffix] = Output(self.field_name(suffix), field.dtype, shape)
+        if self.inputs is not None:
+            shape = self._shape(len(units), (1, 1), False)
+            made["input_scale"] = Output(self.field_name("input_scale"), "F32", shape)
+        return made
+
+    def _shape(self, units: int, size: tuple[int, int], matrix: bool) -> Shape:
+        """A field's shape: the weight's own with its last two dimensions replaced, or one number a unit."""
+        if self.layout.units == 1:
+            if not matrix:
+                return ()
+            return size if len(self.dims) == 2 else (*self.dims[:-1], size[1]) if len(self.dims) > 1 else self.dims
+        stacked = self.dims[1] // self.layout.rows  # units in a slice of the first dimension: gate and up are two
+        lead = (units // stacked,)
+        if not matrix:
+            return lead if stacked == 1 else (*lead, stacked)
+        return (*lead, stacked * size[0], size[1])
+
+    def places(self, rank: int, part: Part, block: Block) -> Iterator[tuple[str, int, np.ndarray]]:
+        """What a rank takes of a finished part: field, byte offset in the field's tensor, rows."""
+        units, rows, columns = self.layout.box(rank)
+        first, last = max(part.row, rows.start), min(part.row + block.shape[0], rows.stop)
+        if part.unit not in units or first >= last:
+            return
+        for suffix, field in FORMATS[self.format].items():
+            values = block.fields[suffix]
+            by, wide = field.rows, field.columns
+            height = field.size(len(rows), 1)[0]
+            begin, at = ((first - part.row) // by, (first - rows.start) // by) if by else (0, 0)
+            end = begin + field.size(last - first, 1)[0]
+            left = columns.start // wide if wide else 0
+            taken = values[begin:end, left : left + field.size(1, len(columns))[1]]
+            row = (part.unit - units.start) * height + at
+            yield suffix, row * ITEM_BYTES[field.dtype] * taken.shape[1], np.ascontiguousarray(taken)
+
+
+def chunks(unit: int, stored: Stored, format: str) -> list[Task]:
+    """Tasks for one unit that shares its scale with no other: in chunks of rows where the format allows."""
+    step = max(BLOCK, _CHUNK // (4 * max(1, stored.columns)) // BLOCK * BLOCK)
+    whole = stored.format != format and format in ("fp8", "nvfp4")
+    if whole or stored.count <= step:
+        return [Task((Part(unit, 0, stored),))]
+    starts = range(0, stored.count, step)
+    return [Task((Part(unit, row, stored.part(row, min(step, stored.count - row))),)) for row in starts]
+
+
+def needs_amax(task: Task, format: str) -> bool:
+    """True when the format has one scale over the whole weight and it is not simply kept."""
+    return format in ("fp8", "nvfp4") and any(part.stored.format != format for part in task.parts)
+
+
+def is_quantized(format: str) -> bool:
+    """True for formats with scales."""
+    return format in QUANTIZED

@@ -1,0 +1,376 @@
+"""One verifier in every dialect that is about: the same weights come out, and the same logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.models import LIMITS, edit_checkpoint, random_verifier, write_checkpoint
+
+from glmspec.build.errors import CheckpointError, ConfigError
+from glmspec.convert.calibration import read_calibration
+from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.formats import amax, convert, plain, to_float32
+from glmspec.convert.hf import write_hf
+from glmspec.convert.recipe import RECIPES, quantizable, read_recipe
+from glmspec.convert.writer import Run
+from glmspec.runtime.model import Model
+from glmspec.runtime.pack import Rows, pack_rows
+from glmspec.runtime.pages import Span
+
+AUTO, NVFP4, FP8, BF16 = (Options(RECIPES[name]) for name in ("auto", "nvfp4", "fp8", "bf16"))
+EXPERT = "model.layers.2.mlp.experts"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A random verifier in bfloat16, as the hub has them."""
+    home = tmp_path_factory.mktemp("hub")
+    random_verifier(home / "float32", seed=2)
+    tensors = load_file(home / "float32" / "model.safetensors")
+    wide = ("mlp.gate.weight", "e_score_correction_bias", "indexer.weights_proj.weight")
+    halved = {name: t if name.endswith(wide) else t.bfloat16() for name, t in tensors.items()}
+    return write_checkpoint(home / "hf", halved, json.loads((home / "float32" / "config.json").read_text()))
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def fields(name: str, weight: torch.Tensor, format: str, scale_from: float = 0.0) -> tuple[dict, torch.Tensor]:
+    """A weight's tensors in ModelOpt's naming, and what they mean."""
+    block = plain("bfloat16", weight)
+    made = convert(block, format, scale_from or amax(block))
+    suffixed = {f"{name}_{suffix}" if suffix else name: made.tensor(suffix).clone() for suffix in made.fields}
+    return {k: t.reshape(()) if t.numel() == 1 else t for k, t in suffixed.items()}, torch.from_numpy(to_float32(made))
+
+
+def fp8_hub(name: str, weight: torch.Tensor) -> tuple[dict, torch.Tensor] | None:
+    tensors, meant = fields(name, weight, "fp8_block")
+    scale = f"{name}_scale_inv"
+    return tensors | {scale: tensors[scale].reshape(-(-weight.shape[0] // 128), -1)}, meant
+
+
+def modelopt(name: str, weight: torch.Tensor) -> tuple[dict, torch.Tensor] | None:
+    if ".mlp.experts." not in name:
+        return None
+    tensors, meant = fields(name, weight, "nvfp4")
+    return tensors | {name.replace("weight", "input_scale"): torch.tensor(0.02)}, meant
+
+
+def compressed(name: str, weight: torch.Tensor) -> tuple[dict, torch.Tensor] | None:
+    """compressed-tensors: packed under another name, scales reciprocal (a power of two here: exact either way)."""
+    if ".mlp.experts." not in name:
+        return None
+    tensors, meant = fields(name, weight, "nvfp4", 2688 * 2.0**-11)
+    stem = name.removesuffix("weight")
+    return {
+        f"{stem}weight_packed": tensors[name],
+        f"{stem}weight_scale": tensors[f"{name}_scale"],
+        f"{stem}weight_global_scale": (1 / tensors[f"{name}_scale_2"]).reshape(1),
+        f"{stem}input_global_scale": torch.tensor([50.0]),
+    }, meant
+
+
+def fused(name: str, weight: torch.Tensor) -> None:
+    return None
+
+
+DIALECTS = {"fp8": fp8_hub, "modelopt": modelopt, "compressed-tensors": compressed, "fused": fused}
+
+
+def in_dialect(folder: Path, home: Path, dialect: str) -> tuple[Path, Path]:
+    """The checkpoint in a dialect, sharded, with an MTP module; and the plain float32 one that it means."""
+    stored, meant, config = {}, {}, json.loads((folder / "config.json").read_text())
+    for name, weight in tensors_of(folder).items():
+        quantize = quantizable(name.removesuffix(".weight")) or "kv_b_proj" in name
+        made = DIALECTS[dialect](name, weight) if quantize else None
+        tensors, value = made or ({name: weight}, weight.float())
+        stored |= tensors
+        meant[name] = value
+    if dialect == "fused":
+        for layer in range(2, 6):
+            prefix = f"model.layers.{layer}.mlp.experts"
+            per = [[stored.pop(f"{prefix}.{e}.{k}_proj.weight") for k in ("gate", "up", "down")] for e in range(6)]
+            stored[f"{prefix}.gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in per])
+            stored[f"{prefix}.down_proj"] = torch.stack([down for _, _, down in per])
+    stored |= {"model.layers.6.eh_proj.weight": torch.ones(64, 128), "model.layers.6.enorm.weight": torch.ones(64)}
+    write_checkpoint(home / "plain", meant, config)
+    return write_checkpoint(home / dialect, stored, config | {"num_nextn_predict_layers": 1}, shards=3), home / "plain"
+
+
+def logits(checkpoint) -> torch.Tensor:
+    model = Model(checkpoint.config, LIMITS, "float32", checkpoint.load())
+    ids = [3, 17, 41, 8, 96, 5, 60, 22, 9, 77, 31, 50, 2, 4, 88, 71, 19, 40, 6, 13]
+    return model.run(pack_rows([Rows(Span([1, 2, 3], 0, 20), ids, 20)], LIMITS, 2))["logits"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_means_the_same(folder, tmp_path, dialect):
+    """auto changes no value: bit-equal weights and logits, against the same numbers stored plainly."""
+    source, meaning = in_dialect(folder, tmp_path, dialect)
+    found = plan_conversion(source, AUTO).write(tmp_path / "a")
+    expected = plan_conversion(meaning, AUTO).write(tmp_path / "b")
+    found.check()
+    weights = expected.load()
+    for name, values in found.load().items():
+        assert torch.equal(values.float(), weights[name].float()), name
+    assert torch.equal(logits(found), logits(expected))
+    assert [reason.split(" module")[0] for reason in found.record["left_out"]] == ["multi-token-prediction"]
+    algo = {"fp8": "FP8_BLOCK_SCALES", "fused": None}.get(dialect, "NVFP4")
+    assert found.record["quantization"]["quant_algo"] == algo
+
+
+def test_fp8_with_a_scale_a_row_becomes_float32(folder, tmp_path):
+    """No network has such scales; float32 loses nothing, and a recipe may choose another format."""
+    name = "model.layers.0.self_attn.o_proj.weight"
+    codes, scale = (tensors_of(folder)[name] * 50).to(torch.float8_e4m3fn), torch.rand(64, 1) + 0.1
+    source = edit_checkpoint(folder, tmp_path / "hf", add={name: codes, f"{name}_scale": scale})
+    checkpoint = plan_conversion(source, AUTO).write(tmp_path / "ck")
+    assert checkpoint.record["quantization"]["formats"][name] == "float32"
+    assert torch.equal(checkpoint.load()[name], codes.float() * scale)
+    assert plan_conversion(source, FP8).write(tmp_path / "fp8").record["quantization"]["formats"][name] == "fp8_block"
+
+
+def test_quantized_weights_are_kept_bit_for_bit(folder, tmp_path):
+    source, _ = in_dialect(folder, tmp_path, "modelopt")
+    plan_conversion(source, AUTO).write(tmp_path / "ck")
+    held = load_file(tmp_path / "ck" / "rank0.safetensors")
+    given = {}
+    for path in source.glob("*.safetensors"):
+        given |= load_file(path)
+    up = f"{EXPERT}.3.up_proj"
+    assert torch.equal(held[f"{EXPERT}.gate_up_proj"][3, 32:], given[f"{up}.weight"])
+    scale = held[f"{EXPERT}.gate_up_proj_scale"][3, 32:]
+    assert torch.equal(scale.view(torch.uint8), given[f"{up}.weight_scale"].view(torch.uint8))
+    assert held[f"{EXPERT}.gate_up_proj_scale_2"][3, 1] == given[f"{up}.weight_scale_2"]
+    assert held[f"{EXPERT}.gate_up_proj_input_scale"].unique().tolist() == [pytest.approx(0.02)]
+
+
+def test_quantizing_from_fp8_blocks_costs_what_is_stated(folder, tmp_path):
+    """FP8 blocks, then NVFP4: 0.0985 relative error of a gaussian, against the bfloat16 weights."""
+    source, _ = in_dialect(folder, tmp_path, "fp8")
+    found = plan_conversion(source, NVFP4).write(tmp_path / "ck").load()
+    expected = plan_conversion(folder, AUTO).write(tmp_path / "whole").load()
+    for name in (f"{EXPERT}.gate_up_proj", f"{EXPERT}.down_proj"):
+        error = (found[name] - expected[name].float()).norm() / expected[name].float().norm()
+        assert 0.08 < error < 0.11, (name, error)
+
+
+def test_gate_and_up_share_one_scale(folder, tmp_path):
+    source = tensors_of(folder)
+    plan_conversion(folder, NVFP4).write(tmp_path / "ck")
+    held = load_file(tmp_path / "ck" / "rank0.safetensors")
+    for expert in range(6):
+        pair = [source[f"{EXPERT}.{expert}.{kind}_proj.weight"].float().abs().max() for kind in ("gate", "up")]
+        assert held[f"{EXPERT}.gate_up_proj_scale_2"][expert].tolist() == [float(max(pair) / 2688)] * 2
+
+
+def test_what_a_recipe_leaves_alone(folder, tmp_path):
+    for options, formats in ((NVFP4, {"nvfp4"}), (FP8, {"fp8_block"}), (BF16, set())):
+        found = plan_conversion(folder, options).plan.weights
+        chosen = {weight.name: weight.format for weight in found if weight.format not in ("bfloat16", "float32")}
+        assert set(chosen.values()) == formats
+        assert not any(
+            k in name for name in chosen for k in ("norm", "mlp.gate.", "w_u", "embed", "lm_head", "weights_proj")
+        )
+        if options is NVFP4:
+            assert all(".mlp.experts." in name for name in chosen) and len(chosen) == 8
+
+
+# -- activation scales ------------------------------------------------------------------------------
+
+
+def test_an_expert_that_saw_no_token_takes_its_layer_s_largest_scale(folder, tmp_path):
+    """Case B14: reported, finite, and never zero."""
+    source, _ = in_dialect(folder, tmp_path, "modelopt")
+    shard = next(p for p in source.glob("*.safetensors") if f"{EXPERT}.3.down_proj.input_scale" in load_file(p))
+    tensors = load_file(shard)
+    del tensors[f"{EXPERT}.3.down_proj.input_scale"]
+    index = json.loads((source / "model.safetensors.index.json").read_text())
+    del index["weight_map"][f"{EXPERT}.3.down_proj.input_scale"]
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    from safetensors.torch import save_file
+
+    save_file(tensors, shard)
+    checkpoint = plan_conversion(source, AUTO).write(tmp_path / "ck")
+    held = load_file(tmp_path / "ck" / "rank0.safetensors")
+    assert held[f"{EXPERT}.down_proj_input_scale"].tolist() == [pytest.approx(0.02)] * 6
+    assert f"{EXPERT}.3.down_proj" in checkpoint.record["notes"][0]
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf"), -1.0])
+def test_an_activation_scale_that_is_none_is_refused(folder, tmp_path, bad):
+    name = f"{EXPERT}.3.down_proj"
+    tensors, _ = modelopt(f"{name}.weight", tensors_of(folder)[f"{name}.weight"])
+    others = {}
+    for expert in (0, 1, 2, 4, 5):
+        key = f"{EXPERT}.{expert}.down_proj.weight"
+        others |= modelopt(key, tensors_of(folder)[key])[0]
+    spoiled = others | tensors | {f"{name}.input_scale": torch.tensor(bad)}
+    with pytest.raises(CheckpointError, match=rf"{name}\.input_scale: found .*, expected above 0"):
+        plan_conversion(edit_checkpoint(folder, tmp_path / "hf", add=spoiled))
+
+
+def test_without_any_activation_scale_a_weight_has_none(folder, tmp_path):
+    """Weight-only NVFP4: the record says which weights have scales, and no tensor is made up."""
+    checkpoint = plan_conversion(folder, NVFP4).write(tmp_path / "ck")
+    assert checkpoint.record["quantization"]["inputs"] == []
+    assert not any("input_scale" in name for name in load_file(tmp_path / "ck" / "rank0.safetensors"))
+
+
+@pytest.mark.parametrize("kind", ["json", "safetensors"])
+def test_calibrated_scales(folder, tmp_path, kind):
+    """amax / (6 * 448); a gate and its up see the same input, and one that is missing takes the largest."""
+    values = {f"{EXPERT}.{e}.{k}_proj": float(1 + e) for e in range(5) for k in ("gate", "up")}
+    values[f"{EXPERT}.2.up_proj"] = 40.0
+    path = tmp_path / f"amax.{kind}"
+    if kind == "json":
+        path.write_text(json.dumps(values))
+    else:
+        from safetensors.torch import save_file
+
+        save_file({f"{module}.input_quantizer._amax": torch.tensor(amax) for module, amax in values.items()}, path)
+    options = Options(RECIPES["nvfp4"], activations=read_calibration(path))
+    checkpoint = plan_conversion(folder, options).write(tmp_path / "ck")
+    held = load_file(tmp_path / "ck" / "rank0.safetensors")[f"{EXPERT}.gate_up_proj_input_scale"]
+    expected = [[n / 2688] * 2 for n in (1.0, 2.0, 40.0, 4.0, 5.0, 40.0)]
+    torch.testing.assert_close(held, torch.tensor(expected))
+    assert checkpoint.record["quantization"]["inputs"] == [f"{EXPERT}.gate_up_proj"]
+    assert f"{EXPERT}.5.gate_proj" in checkpoint.record["notes"][0]
+
+
+@pytest.mark.parametrize("content", ['{"a": 0}', '{"a": "x"}', '{"a": true}', '{"a": -1}', "{}", "[1]"])
+def test_a_bad_calibration_is_refused(tmp_path, content):
+    path = tmp_path / "amax.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=str(path)):
+        read_calibration(path)
+
+
+# -- recipes ----------------------------------------------------------------------------------------
+
+
+def recipe(tmp_path, text: str):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return read_recipe(path)
+
+
+def test_a_recipe_file(folder, tmp_path):
+    rules = """
+    - {modules: "model.layers.3.*experts*", format: auto}
+    - {modules: "*.mlp.experts.*", format: nvfp4}
+    - {modules: "*.o_proj", format: fp8}
+    """
+    weights = plan_conversion(folder, Options(recipe(tmp_path, rules))).plan.weights
+    found = {weight.name: weight.format for weight in weights}
+    assert found[f"{EXPERT}.gate_up_proj"] == "nvfp4"
+    assert found["model.layers.3.mlp.experts.gate_up_proj"] == "bfloat16"
+    assert found["model.layers.0.self_attn.o_proj.weight"] == "fp8"
+    assert found["model.layers.0.self_attn.q_a_proj.weight"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ('- {modules: "*", format: int4}', "rule 1: format: found 'int4'"),
+        ("- {modules: 3, format: nvfp4}", "rule 1: modules: found 3"),
+        ("- {module: x, format: nvfp4}", "expected the keys modules and format"),
+        ("modules: x", "expected a list of rules"),
+        ("[]", "expected a list of rules"),
+        ("- [", "not readable"),
+    ],
+)
+def test_a_bad_recipe_is_refused(tmp_path, text, expected):
+    with pytest.raises(ConfigError) as caught:
+        recipe(tmp_path, text)
+    assert expected in str(caught.value) and "recipe.yaml" in str(caught.value)
+
+
+def test_a_rule_that_matches_nothing_is_refused(folder, tmp_path):
+    """A misspelled pattern would leave a model unquantized, silently. The router may not be quantized."""
+    for pattern in ("*.mlp.expert.*", "*.mlp.gate", "*norm*"):
+        with pytest.raises(ConfigError, match="match no quantizable module"):
+            plan_conversion(folder, Options(recipe(tmp_path, f'- {{modules: "{pattern}", format: nvfp4}}')))
+
+
+def test_experts_of_a_layer_have_one_format(folder, tmp_path):
+    rules = '- {modules: "*.mlp.experts.1.*", format: nvfp4}'
+    with pytest.raises(CheckpointError, match=r"experts\.0\.\w+ would be bfloat16 and .*experts\.1\.\w+ nvfp4"):
+        plan_conversion(folder, Options(recipe(tmp_path, rules)))
+
+
+def test_weights_that_are_not_finite_are_not_quantized(folder, tmp_path):
+    name = f"{EXPERT}.4.up_proj.weight"
+    spoiled = tensors_of(folder)[name].clone()
+    spoiled[3, 7] = float("nan")
+    source = edit_checkpoint(folder, tmp_path / "hf", add={name: spoiled})
+    with pytest.raises(CheckpointError, match=rf"tensor {name}: holds values that are not finite"):
+        plan_conversion(source, NVFP4).write(tmp_path / "ck")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
+
+
+# -- Hugging Face out -------------------------------------------------------------------------------
+
+
+def test_hf_out_loads_in_transformers(folder, tmp_path):
+    """A plain checkpoint comes out as it went in, fused experts one by one."""
+    from transformers import GlmMoeDsaForCausalLM
+
+    source, meaning = in_dialect(folder, tmp_path, "fused")
+    write_hf(plan_conversion(source, BF16), tmp_path / "out", Run())
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() >= tensors_of(folder).keys()
+    model = GlmMoeDsaForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    expected = GlmMoeDsaForCausalLM.from_pretrained(meaning, dtype=torch.float32)
+    ids = torch.arange(20).reshape(1, 20)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, expected(ids).logits)
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("options", [NVFP4, FP8], ids=["nvfp4", "fp8"])
+def test_hf_out_converts_to_the_same_weights(folder, tmp_path, options):
+    """Quantized on the way out, then taken as it is, equals quantized directly."""
+    write_hf(plan_conversion(folder, options), tmp_path / "hf", Run())
+    found = plan_conversion(tmp_path / "hf", AUTO).write(tmp_path / "a")
+    expected = plan_conversion(folder, options).write(tmp_path / "b")
+    assert found.record["quantization"]["formats"] == expected.record["quantization"]["formats"]
+    for name, values in expected.load().items():
+        assert torch.equal(found.load()[name], values), name
+
+
+def test_hf_out_describes_itself(folder, tmp_path):
+    source, _ = in_dialect(folder, tmp_path, "fp8")
+    write_hf(plan_conversion(source, NVFP4), tmp_path / "hf", Run())
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())["quantization_config"]
+    assert config["quant_algo"] == "MIXED_PRECISION"
+    assert config["quantized_layers"][f"{EXPERT}.0.up_proj"] == {"quant_algo": "NVFP4", "group_size": 16}
+    assert config["quantized_layers"]["model.layers.0.self_attn.o_proj"] == {"quant_algo": "FP8_PB_WO"}
+    assert "lm_head" in config["ignore"] and "model.layers.2.mlp.gate" in config["ignore"]
+    held = load_file(tmp_path / "hf" / "model.safetensors")
+    assert held[f"{EXPERT}.0.up_proj.weight_scale"].dtype == torch.float8_e4m3fn
+    assert held[f"{EXPERT}.0.up_proj.weight_scale_2"].shape == ()
+    assert "model.layers.6.eh_proj.weight" in held  # the MTP module stays
+    pair = [held[f"{EXPERT}.0.{kind}_proj.weight_scale_2"] for kind in ("gate", "up")]
+    assert torch.equal(*pair)
+
+
+def test_hf_out_of_all_fp8_reads_as_native_fp8(folder, tmp_path):
+    write_hf(plan_conversion(folder, FP8), tmp_path / "hf", Run())
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())["quantization_config"]
+    assert (config["quant_method"], config["weight_block_size"]) == ("fp8", [128, 128])
+
+
+def test_nothing_else_is_left_out_of_hf_out(folder, tmp_path):
+    extra = {"model.layers.0.self_attn.k_proj.k_scale": torch.tensor(0.5)}
+    source = edit_checkpoint(folder, tmp_path / "hf", add=extra)
+    write_hf(plan_conversion(source, AUTO), tmp_path / "out", Run())
+    record = json.loads((tmp_path / "out" / "glmspec.json").read_text())
+    assert list(record["left_out"].values()) == [list(extra)]
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors_of(folder).keys()
+    assert np.isfinite(record["parts"]["model.safetensors"]["size"])
