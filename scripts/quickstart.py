@@ -21,7 +21,7 @@ from glmspec.triton_repo.launcher import Ports, Server
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS, OUT = ROOT / "assets", ROOT / "out" / "quickstart"
 DRAFTERS = ("tiny-dspark", "tiny-dflash2")
-QUESTION = "Count from 12 to 30."
+QUESTION = "Write a function for the total price of all books."
 MEASURED_PROMPTS = 12
 MAX_TOKENS = 96
 STEP_MARK = "⎸"  # between steps where colours cannot show them
