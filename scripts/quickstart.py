@@ -81,7 +81,7 @@ def show_stream(client: Client) -> None:
     """Stream one chat answer; steps alternate in colour, and their token counts follow."""
     console.print(f"\n[bold]Question[/bold] {QUESTION}\n[bold]Answer[/bold]   ", end="")
     steps = []
-    for chunk in client.stream(messages=[{"role": "user", "content": QUESTION}], max_tokens=MAX_TOKENS):
+    for chunk in client.stream(messages=[{"role": "user", "content": QUESTION}], max_tokens=2 * MAX_TOKENS):
         if steps and not console.is_terminal:
             console.print(STEP_MARK, end="")
         console.print(chunk.text, style="green" if len(steps) % 2 else "cyan", end="", markup=False, soft_wrap=True)
