@@ -78,6 +78,8 @@ def convert(
     """Convert the Hugging Face checkpoint SOURCE (a verifier or a drafter) to glmspec's layout."""
     if recipe and quant != "auto":
         raise click.UsageError("--quant and --recipe exclude each other")
+    if dry_run and (resume or expect_sha256):
+        raise click.UsageError("--dry-run reads no weights: leave --resume and --expect-sha256 out")
     if (output is None) != dry_run:
         raise click.UsageError("give --output, or --dry-run and no output")
     from glmspec.build.progress import RichProgress
@@ -111,7 +113,7 @@ def calibrate(source: Path, prompts: Path, output: Path) -> None:
 @main.command()
 @click.argument("directory", type=_FOLDER)
 def verify(directory: Path) -> None:
-    """Check a directory that glmspec wrote again: every file's digest, every tensor's name and shape."""
+    """Check a converted checkpoint, a Hugging Face one of ours, or an engine directory again: every file's digest."""
     from glmspec.build.progress import RichProgress
     from glmspec.build.verify import verify_folder
 

@@ -97,7 +97,8 @@ def _show_contract(console: Console, name: str, contract: dict[str, Any]) -> Non
 def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> None:
     checkpoint = read_checkpoint(folder)  # refuses one that has lost its weights
     place, origin = escape(str(folder)), escape(record["source"]["folder"])
-    console.print(f"[bold]{place}[/bold]: {record['architecture']}, {record['dtype']}, from {origin}")
+    kind = record["quantization"]["quant_algo"] or record["dtype"]
+    console.print(f"[bold]{place}[/bold]: {record['architecture']}, {kind}, from {origin}")
     for rank, names in enumerate(record["ranks"]):
         size = _size(sum(record["parts"][name]["size"] for name in names))
         table = _table(f"rank {rank} ({len(names)} files, {size})", "tensor", "dtype", "shape")

@@ -6,18 +6,17 @@ from pathlib import Path
 
 from glmspec.build.configs.fields import read_json
 from glmspec.build.directory import EngineDirectory
-from glmspec.build.errors import CheckpointError, GlmspecError
+from glmspec.build.errors import GlmspecError
 from glmspec.build.progress import Progress
-from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
-from glmspec.convert.files import sha256
+from glmspec.convert.checkpoint import Checkpoint, check_digest, read_checkpoint
 from glmspec.convert.hf import MANIFEST
 
 
 def verify_folder(folder: Path, progress: Progress) -> str:
     """Raise naming the first file or tensor that is not as it was written; else say what was checked."""
-    record = read_json(folder / "config.json")
     if (folder / MANIFEST).exists():
         return _verify_hf(folder, progress)
+    record = read_json(folder / "config.json")
     if "hf_config" in record:
         return _verify_checkpoint(read_checkpoint(folder), progress)
     if "target" in record:
@@ -37,12 +36,12 @@ def _verify_checkpoint(checkpoint: Checkpoint, progress: Progress) -> str:
 
 
 def _verify_hf(folder: Path, progress: Progress) -> str:
-    parts = read_json(folder / MANIFEST)["parts"]
+    record = read_json(folder / MANIFEST)
+    for name, digest in record["files"].items():
+        check_digest(folder / name, digest)
+    parts = record["parts"]
     with progress.steps(f"Hashing {folder.name}", len(parts)) as advance:
         for name, part in parts.items():
-            path = folder / name
-            if not path.exists() or sha256(path) != part["sha256"]:
-                found = "changed since it was written" if path.exists() else "missing"
-                raise CheckpointError(f"{path}: {found}. Convert again.")
+            check_digest(folder / name, part["sha256"])
             advance(name)
     return f"{folder}: Hugging Face checkpoint: {len(parts)} parts as they were written"

@@ -19,7 +19,10 @@ from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import ConfigError, MissingCapability
 from glmspec.build.progress import Progress
 from glmspec.convert.files import write_json
+from glmspec.convert.formats import QUANTIZED
 from glmspec.convert.recipe import quantizable
+from glmspec.convert.source import Source
+from glmspec.convert.storage import weights_of
 
 _LINEAR = re.compile(r"(.*)\.input_quantizer\._amax")
 _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up|down)_proj_input_quantizer\._amax")
@@ -28,9 +31,15 @@ _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up|down)_proj_input_quantizer\
 def calibrate(folder: Path, prompts: Path, out: Path, progress: Progress) -> int:
     """Run every prompt through the verifier in `folder` and write {module: amax} to `out`; the number of modules.
     prompts: JSON lines with `prompt_token_ids`, or `prompt` when the folder has a tokenizer. Raises naming the line."""
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out}: {out.parent} is not a folder.")
     quantization = _modelopt()
     config = VerifierConfig.from_hf(read_json(folder / "config.json"), f"{folder}/config.json")
+    if any(one.format in QUANTIZED for one in weights_of(Source(folder)).values()):
+        raise ConfigError(f"{folder}: its weights are quantized; calibrate the checkpoint that they were made from.")
     ids = list(_prompts(folder, prompts, config.vocab_size))
+    if not ids:
+        raise ConfigError(f"{prompts}: found no prompts, expected JSON lines.")
     with progress.stage("Loading the model"):
         model = _load(folder)
 
@@ -57,7 +66,7 @@ def _modelopt() -> Any:
             import modelopt.torch.quantization as quantization
     except ImportError as error:
         raise MissingCapability(
-            f"calibrate needs ModelOpt ({error}). Install it: pip install 'glmspec[quant]'"
+            f"calibrate needs ModelOpt ({error}). Install it: install glmspec with its extra quant"
         ) from None
     return quantization
 

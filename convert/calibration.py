@@ -37,6 +37,13 @@ class Activations:
             return recorded
         return recorded * INPUT_MOST[found.format] / INPUT_MOST[format]
 
+    def check_known(self, modules: list[str]) -> None:
+        """Raise `ConfigError` for a calibrated module that the checkpoint lacks: it is another model's."""
+        known = set(modules)
+        strange = next((module for module in self.amax if module not in known), None)
+        if strange is not None:
+            raise ConfigError(f"calibration: {strange}: the checkpoint has no such module. Is it another model's?")
+
     def scales(
         self, modules: list[str], found: list[Stored], format: str, shared: int = 1
     ) -> tuple[tuple[float, ...] | None, list[str]]:

@@ -108,9 +108,10 @@ class Checkpoint:
                         f"{self.folder}: {where.get(name, names[0])}: tensor {name}: found {found.get(name, 'none')}, "
                         f"expected {wanted.get(name, 'none')}. Convert again."
                     )
+        for name, digest in self.record["files"].items():
+            check_digest(self.folder / name, digest)
         for path in self.files:
-            if sha256(path) != self.record["parts"][path.name]["sha256"]:
-                raise CheckpointError(f"{path}: changed since it was written. Convert again.")
+            check_digest(path, self.record["parts"][path.name]["sha256"])
             advance(path.name)
 
     def _read(self, take: Callable[[Any, str], Any], names: list[str] | None = None) -> dict[str, Any]:
@@ -130,6 +131,13 @@ def parts_digest(parts: dict[str, dict[str, Any]]) -> str:
     """One digest for files whose digests are recorded."""
     text = "".join(f"{name} {parts[name]['sha256']}\n" for name in sorted(parts))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_digest(path: Path, digest: str) -> None:
+    """Raise `CheckpointError` for a file that is gone or not what was written."""
+    if not path.exists() or sha256(path) != digest:
+        found = "changed since it was written" if path.exists() else "missing"
+        raise CheckpointError(f"{path}: {found}. Convert again.")
 
 
 def parse_config(hf: dict[str, Any], source: str) -> Config:

@@ -24,6 +24,7 @@ from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.source import Source
+from glmspec.convert.storage import weights_of
 from glmspec.convert.writer import JOURNAL, Journal, Run, cut, file_part, write_parts
 
 # Copied beside the weights when the source has them: what text in and text out needs.
@@ -62,7 +63,7 @@ class Conversion:
         written; an interrupted run leaves whole parts behind, for `resume`."""
 
         def finish(folder: Path, names: list[list[str]], journal: Journal) -> None:
-            write_json(folder / "config.json", self._record(names, journal))
+            write_json(folder / "config.json", self._record(folder, names, journal))
 
         self.write_files(out, CHECKPOINT, [f"rank{rank}" for rank in range(self.ranks)], run or Run(), finish)
         return read_checkpoint(out)
@@ -94,7 +95,7 @@ class Conversion:
         text = json.dumps([producer(CHECKPOINT), files, weights, self.source.config], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _record(self, names: list[list[str]], journal: Journal) -> dict[str, Any]:
+    def _record(self, folder: Path, names: list[list[str]], journal: Journal) -> dict[str, Any]:
         hf, mapping = self.source.config, self.options.mapping
         present = {weight.name for weight in self.plan.weights}
         drafter = isinstance(self.config, DrafterConfig)
@@ -119,6 +120,7 @@ class Conversion:
             },
             "ranks": names,
             "parts": parts_record(names, journal),
+            "files": other_files(folder),
             "shared_from_verifier": {k: v for k, v in SHARED_WEIGHTS.items() if drafter and k not in present},
             "eos_token_ids": None if self.end_tokens is None else list(self.end_tokens),
             "left_out": self.plan.left_out,
@@ -149,8 +151,11 @@ def plan_source(source: Source, options: Options) -> Conversion:
     config = parse_config(source.config, f"{source.folder}/config.json")
     specs = model_of(config).weight_specs("bfloat16")
     if isinstance(config, VerifierConfig):
+        _check_agreement(source, options)
         plan = plan_verifier(source, config, specs, options)
         return Conversion(source, config, plan, options, _end_tokens(source, config))
+    if options.activations.amax:
+        raise GlmspecError(f"{source.folder}: --calibration: drafters are not quantized.")
     if options.mapping.tp > 1:
         raise GlmspecError(f"{source.folder}: --tp {options.mapping.tp}: a drafter is whole on every rank; use --tp 1.")
     if options.recipe.name not in ("auto", "bf16"):
@@ -158,6 +163,27 @@ def plan_source(source: Source, options: Options) -> Conversion:
             f"{source.folder}: --quant {options.recipe.name}: drafters are not quantized; use auto or bf16."
         )
     return Conversion(source, config, plan_drafter(source, config, specs, options), options, None)
+
+
+def _check_agreement(source: Source, options: Options) -> None:
+    """The recipe's rules and the calibration's modules must be of this checkpoint, and so must its own claims."""
+    found = weights_of(source)
+    modules = [name.removesuffix(".weight") for name in found]
+    options.recipe.check_used(modules)
+    options.activations.check_known(modules)
+    claims = "quantization_config" in source.config or (source.folder / "hf_quant_config.json").exists()
+    if claims and not any(one.format in QUANTIZED for one in found.values()):
+        raise CheckpointError(
+            f"{source.folder}: its config says that it is quantized, and no weight has scales. "
+            "Remove quantization_config (and hf_quant_config.json), or get the quantized files."
+        )
+
+
+def other_files(folder: Path) -> dict[str, str]:
+    """The digest of every small file of a folder that is being written."""
+    skipped = (".safetensors", ".partial")
+    paths = [path for path in sorted(folder.iterdir()) if path.suffix not in skipped and path.name != JOURNAL]
+    return {path.name: sha256(path) for path in paths}
 
 
 def quant_algo(formats: set[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -73,11 +74,13 @@ def resumable_folder(
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.unfinished")
     if temporary.exists() and not resume:
+        os.close(_lock(temporary))  # held by a run that goes on: then this is said
         raise GlmspecError(f"{temporary}: left by an interrupted run. Go on with --resume, or delete it.")
     if resume and not temporary.exists():
         raise GlmspecError(f"{temporary}: --resume: there is no interrupted run to go on with.")
     if not resume:
         _make(temporary, path)
+    lock = _lock(temporary)
     there = sum(file.stat().st_size for file in temporary.iterdir() if not file.name.endswith(".partial"))
     free = shutil.disk_usage(temporary).free
     if needed - there > free:
@@ -89,10 +92,27 @@ def resumable_folder(
     try:
         yield temporary
         _take_place(temporary, path)
-    except BaseException:
-        if not any(temporary.glob("*.safetensors")):  # nothing worth going on from
+    except BaseException as error:
+        whole = any(temporary.glob("*.safetensors"))
+        if not whole and not resume:  # nothing worth going on from, and nothing of an earlier run
             shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            kept = " What is whole is kept: go on with --resume." if whole else ""
+            raise GlmspecError(f"{path}: cannot be written ({error}).{kept}") from error
         raise
+    finally:
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    """Hold a folder while this process lives, or until the descriptor is closed. Raises when another one does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise GlmspecError(f"{folder}: another run is writing it. Wait for it, or choose another output.") from None
+    return descriptor
 
 
 def _make(temporary: Path, path: Path) -> None:
@@ -124,6 +144,8 @@ def refuse_to_replace(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Non
     for one in inputs:
         if place == one.resolve() or place in one.resolve().parents:
             raise GlmspecError(f"{path}: the output would replace its own input {one}. Choose another output folder.")
+        if one.resolve() in place.parents:
+            raise GlmspecError(f"{path}: lies inside its own input {one}. Choose another output folder.")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     try:

@@ -113,6 +113,22 @@ def amax(block: Block) -> float:
     return value if np.isfinite(value) else float("nan")
 
 
+def is_finite(block: Block) -> bool:
+    """False for a quantized matrix with a NaN code, or with a scale that is no positive number. (Plain matrices are
+    looked at when they are quantized.)"""
+    if block.format not in QUANTIZED:
+        return True
+    if block.format == "fp8_block" and np.isnan(kernels.amax_blocks(block.fields[""], block.fields["scale_inv"])):
+        return False
+    for suffix, field in FORMATS[block.format].items():
+        bits = block.fields[suffix]
+        if block.format != "fp8_block" and field.dtype == "F8_E4M3" and ((bits & 0x7F) == 0x7F).any():
+            return False
+        if field.dtype == "F32" and not (np.isfinite(bits) & (bits > 0)).all():
+            return False
+    return True
+
+
 def to_float32(block: Block) -> np.ndarray:
     """The values, float32 [R, C]: code times scale, rounded once."""
     codes, fields = block.fields[""], block.fields

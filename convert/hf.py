@@ -1,7 +1,8 @@
 """`--format hf`: a Hugging Face checkpoint instead of ours, per-expert tensors, scales named as ModelOpt names them.
 
 Everything the source has is in it, the MTP module too; what a network does not take and ours leaves out is copied.
-What serving engines fuse (gate with up, the projections that read one input) shares one scale.
+What serving engines fuse (gate with up, the projections that read one input) is quantized under one scale; what is
+quantized already is kept, each matrix under its own.
 """
 
 from __future__ import annotations
@@ -13,25 +14,18 @@ from typing import Any
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.errors import GlmspecError
-from glmspec.convert.conversion import Conversion, parts_record, source_record
+from glmspec.convert.conversion import Conversion, other_files, parts_record, source_record
 from glmspec.convert.files import HF_CHECKPOINT, producer, write_json
 from glmspec.convert.formats import QUANTIZED
-from glmspec.convert.names import Options, Plan
-from glmspec.convert.plan import Part, Task, Weight, chunks
-from glmspec.convert.recipe import quantizable
+from glmspec.convert.fused import partners
+from glmspec.convert.names import Options, Plan, activation_notes
+from glmspec.convert.plan import Weight, chunks
 from glmspec.convert.shards import Layout, Mapping, Split
 from glmspec.convert.source import Source
-from glmspec.convert.storage import Stored, field_of, stored
+from glmspec.convert.storage import Stored, weights_of
 from glmspec.convert.writer import Journal, Run
 
-_FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
-# Modules that serving engines run as one matrix.
-_FUSED = (
-    ("gate_proj", "up_proj"),
-    ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.wk"),
-    ("self_attn.q_b_proj", "self_attn.indexer.wq_b"),
-)
-_NO_WEIGHTS = ("k_scale", "v_scale", "inv_freq")
+_EXPERT = re.compile(r"(.*\.mlp\.experts)\.\d+\.(gate|up|down)_proj\.weight")
 _ALGOS = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8_PB_WO"}
 
 
@@ -58,21 +52,54 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             "notes": [*source.notes, *plan.notes],
             "source": source_record(source),
         }
-        write_json(folder / MANIFEST, record)
-        write_json(folder / "config.json", {**hf_config(source, plan), "producer": producer(HF_CHECKPOINT)})
+        config = hf_config(source, plan)
+        write_json(folder / "config.json", {**config, "producer": producer(HF_CHECKPOINT)})
+        if config.get("quantization_config", {}).get("quant_method") == "modelopt":
+            section = {k: v for k, v in config["quantization_config"].items() if k not in ("quant_method", "ignore")}
+            section["exclude_modules"] = config["quantization_config"]["ignore"]
+            write_json(folder / "hf_quant_config.json", {"producer": section.pop("producer"), "quantization": section})
+        write_json(folder / MANIFEST, record | {"files": other_files(folder)})
 
     replace(conversion, plan=plan).write_files(out, HF_CHECKPOINT, ["model"], run, finish)
 
 
 def plan_hf(source: Source, options: Options) -> Plan:
     """Every weight under its Hugging Face name."""
-    found = _modules(source)
-    formats = {name: options.recipe.format(_module(name), one.format, keep=True) for name, one in found.items()}
+    found, recipe = weights_of(source), options.recipe
+    formats = {name: recipe.format(_module(name), one.format, keep=True) for name, one in found.items()}
+    inputs, guessed = _inputs(found, formats, options)
     weights = []
     for name, one in found.items():
-        inputs, _ = options.activations.scales([_module(name)], [one], formats[name])
-        weights.append(_weight(name, found, formats, inputs))
-    return Plan(tuple(weights), _left_out(source))
+        shape = (one.count, one.columns) if one.rows >= 0 else one.shape
+        layout = Layout(1, one.count, one.columns, Split(), Mapping())
+        tasks = chunks(0, one, formats[name], partners(name, formats[name], recipe, found.get))
+        weights.append(Weight(name, shape, formats[name], layout, tuple(tasks), inputs.get(name)))
+    consumed = {name for weight in weights for name in weight.names}
+    spare = sorted(source.tensors.keys() - consumed)
+    left_out = {"scale that no weight here has, or rotary frequencies": spare} if spare else {}
+    return Plan(tuple(weights), left_out, tuple(activation_notes(weights, guessed, options)))
+
+
+def _inputs(
+    found: dict[str, Stored], formats: dict[str, str], options: Options
+) -> tuple[dict[str, tuple[float, ...]], list[str]]:
+    """Activation scales by weight, and the modules whose own had to be made up: as in our layout, the experts of a
+    layer together."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for name in found:
+        match = _EXPERT.fullmatch(name)
+        key = (match[1], "down" if match[2] == "down" else "gate_up") if match else (name, "")
+        groups.setdefault((*key, formats[name]), []).append(name)
+    scales, guessed = {}, []
+    for (_, kind, format), names in groups.items():
+        modules = [_module(name) for name in names]
+        made, missing = options.activations.scales(
+            modules, [found[name] for name in names], format, 2 if kind == "gate_up" and len(names) % 2 == 0 else 1
+        )
+        guessed += missing
+        if made:
+            scales |= {name: (scale,) for name, scale in zip(names, made, strict=True)}
+    return scales, guessed
 
 
 def hf_config(source: Source, plan: Plan) -> dict[str, Any]:
@@ -84,7 +111,8 @@ def hf_config(source: Source, plan: Plan) -> dict[str, Any]:
 
 def quantization_config(plan: Plan) -> dict[str, Any] | None:
     """What loaders read: native FP8's keys when all is FP8 with block scales, else ModelOpt's."""
-    formats = {_module(weight.name): weight.format for weight in plan.weights if weight.format in QUANTIZED}
+    quantized = [weight for weight in plan.weights if weight.format in QUANTIZED]
+    formats = {_module(weight.name): weight.format for weight in quantized}
     if not formats:
         return None
     plain = sorted(_module(one.name) for one in plan.weights if _module(one.name) not in formats and len(one.dims) == 2)
@@ -96,71 +124,16 @@ def quantization_config(plan: Plan) -> dict[str, Any] | None:
             "activation_scheme": "dynamic",
             "modules_to_not_convert": plain,
         }
-    algos = {module: _ALGOS[format] for module, format in sorted(formats.items())}
+    bare = {_module(weight.name) for weight in quantized if weight.format == "nvfp4" and weight.inputs is None}
+    algos = {module: "W4A16_NVFP4" if module in bare else _ALGOS[format] for module, format in sorted(formats.items())}
     common = {"quant_method": "modelopt", "ignore": plain, "producer": {"name": "glmspec"}}
     if len(set(algos.values())) == 1:
         return {**common, "quant_algo": next(iter(algos.values())), "group_size": 16}
     layers = {
-        module: {"quant_algo": algo} | ({"group_size": 16} if algo == "NVFP4" else {}) for module, algo in algos.items()
+        module: {"quant_algo": algo} | ({"group_size": 16} if "NVFP4" in algo else {}) for module, algo in algos.items()
     }
     return {**common, "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
 
 
-def _modules(source: Source) -> dict[str, Stored]:
-    """Every weight of the source by its name, `.weight` and all; fused experts one by one."""
-    found: dict[str, Stored] = {}
-    for name in sorted(source.tensors, key=_natural):
-        if field_of(source, name):
-            continue
-        fused = _FUSED_EXPERTS.fullmatch(name)
-        if fused:
-            found |= _experts(fused[1], fused[2], stored(source, name))
-        elif not name.endswith(_NO_WEIGHTS):
-            weight = name.removesuffix("_packed")
-            found[weight] = stored(source, weight)
-    return found
-
-
-def _experts(prefix: str, kind: str, whole: Stored) -> dict[str, Stored]:
-    kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
-    count, rows = whole.shape[0], whole.shape[1] // len(kinds)
-    return {
-        f"{prefix}.{expert}.{one}.weight": whole.part((expert * len(kinds) + at) * rows, rows)
-        for expert in range(count)
-        for at, one in enumerate(kinds)
-    }
-
-
-def _weight(name: str, found: dict[str, Stored], formats: dict[str, str], inputs: tuple[float, ...] | None) -> Weight:
-    one, format = found[name], formats[name]
-    shape = (one.count, one.columns) if one.rows >= 0 else one.shape
-    layout = Layout(1, one.count, one.columns, Split(), Mapping())
-    tasks = chunks(0, one, format)
-    if format in ("nvfp4", "fp8"):
-        shares = tuple(found[other] for other in _partners(name, found) if formats[other] == format)
-        tasks = [Task((Part(0, 0, one),), shares)]
-    return Weight(name, shape, format, layout, tuple(tasks), inputs)
-
-
-def _partners(name: str, found: dict[str, Stored]) -> list[str]:
-    """Other weights that are fused with this one."""
-    for group in _FUSED:
-        for one in group:
-            stem = name.removesuffix(f".{one}.weight")
-            if stem != name and quantizable(_module(name)):
-                names = [f"{stem}.{other}.weight" for other in group if other != one]
-                return [other for other in names if other in found]
-    return []
-
-
-def _left_out(source: Source) -> dict[str, list[str]]:
-    names = [name for name in sorted(source.tensors) if name.endswith(_NO_WEIGHTS)]
-    return {"scale of a cache format, or rotary frequencies: not weights": names} if names else {}
-
-
 def _module(name: str) -> str:
     return name.removesuffix(".weight")
-
-
-def _natural(name: str) -> list[Any]:
-    return [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", name)]

@@ -17,14 +17,15 @@ from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.contract import TensorSpec
-from glmspec.convert.calibration import Activations
+from glmspec.convert.calibration import INPUT_MOST, Activations
 from glmspec.convert.formats import Block, plain, to_float32
-from glmspec.convert.kernels import GROUP
+from glmspec.convert.fused import partners
+from glmspec.convert.kernels import BLOCK, GROUP
 from glmspec.convert.plan import Part, Task, Weight, chunks
 from glmspec.convert.recipe import Recipe
 from glmspec.convert.shards import Layout, Mapping, check_shards, layout_of
 from glmspec.convert.source import Source
-from glmspec.convert.storage import Shape, Stored, field_of, stored, stored_integers
+from glmspec.convert.storage import Shape, Stored, field_of, find, stored, stored_integers
 
 _LISTED = 8  # names shown in an error before "and N more"
 
@@ -64,9 +65,8 @@ def plan_verifier(source: Source, config: VerifierConfig, specs: Iterable[Tensor
         "rotary frequencies, computed from the config": lambda name: name.endswith("rotary_emb.inv_freq"),
     }
     left_out = _closed(source, weights, reasons)
-    options.recipe.check_used(taker.modules)
     check_shards([(one.name, one.layout, one.format) for one in weights], options.mapping)
-    return Plan(tuple(weights), left_out, tuple(taker.notes()))
+    return Plan(tuple(weights), left_out, tuple(activation_notes(weights, taker.guessed, options)))
 
 
 def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSpec], options: Options) -> Plan:
@@ -89,27 +89,32 @@ def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSp
     return Plan(tuple(weights), left_out)
 
 
+def activation_notes(weights: list[Weight], guessed: list[str], options: Options) -> list[str]:
+    """What the user should know about activation scales that were made up, or that are not there."""
+    notes, bare = [], [one.name for one in weights if one.format in INPUT_MOST and one.inputs is None]
+    if guessed:
+        names = _listing(guessed, ", ")
+        notes.append(f"no activation scale for {names}: each takes the largest of its layer's experts")
+    if options.activations.amax and all(one.inputs is None for one in weights):
+        notes.append("the calibration is not used: no weight has a format with an activation scale (nvfp4, fp8)")
+    if bare:
+        names = _listing(bare, ", ")
+        notes.append(f"no activation scales, so activations stay unquantized (give --calibration for some): {names}")
+    return notes
+
+
 class _Taker:
     """Takes tensors for weights. Everything that is missing or misshapen is collected before complaining."""
 
     def __init__(self, source: Source, options: Options, config: VerifierConfig | None) -> None:
         self.source, self.options, self.config = source, options, config
-        self.modules: list[str] = []
         self._faults: list[str] = []
-        self._guessed: list[str] = []
+        self.guessed: list[str] = []  # modules whose activation scale had to be made up
 
     def complain(self) -> None:
         """Raise what was collected."""
         if self._faults:
             raise CheckpointError(_listing(list(dict.fromkeys(self._faults)), "\n"))
-
-    def notes(self) -> list[str]:
-        """What the user should know about scales that were made up."""
-        if not self._guessed:
-            return []
-        return [
-            f"no activation scale for {_listing(self._guessed, ', ')}: each takes the largest of its layer's experts"
-        ]
 
     def verifier_weight(self, spec: TensorSpec) -> Weight:
         """Look the weight up in the table."""
@@ -125,7 +130,8 @@ class _Taker:
         layout = self._layout(spec)
         format = self._format(spec, name.removesuffix(".weight"), found)
         inputs = self._inputs([name.removesuffix(".weight")], [found], format, 1)
-        return Weight(spec.name, dims, format, layout, tuple(chunks(0, found, format)), inputs)
+        shares = partners(name, format, self.options.recipe, lambda other: find(self.source, other))
+        return Weight(spec.name, dims, format, layout, tuple(chunks(0, found, format, shares)), inputs)
 
     def absorbed(self, spec: TensorSpec, layer: str) -> Weight:
         """kv_b_proj [heads * (nope + value), compressed] split per head; the value half transposed."""
@@ -155,7 +161,9 @@ class _Taker:
             found = [whole.part(unit * rows, rows) for unit in range(len(modules))]
         else:
             found = [self._take(f"{module}.weight", (rows, spec.dims[2]), spec) for module in modules]
-        format = self._one_format(spec, modules, found)
+        # An up half of a fused tensor may begin inside a scale's block: it has no grid of its own to keep.
+        inside = spec.name in self.source and found[0].format == "fp8_block" and rows % BLOCK
+        format = self._one_format(spec, modules, found, "fp8_rows" if inside else None)
         tasks = tuple(
             Task(tuple(Part(unit, 0, found[unit]) for unit in range(first, first + len(kinds))))
             for first in range(0, len(modules), len(kinds))
@@ -179,19 +187,18 @@ class _Taker:
             return Stored(self.source, name, "bfloat16", shape, {"": name})
         return found
 
-    def _format(self, spec: TensorSpec, module: str, found: Stored) -> str:
-        """float32 where the network insists on it, else what the recipe says."""
-        self.modules.append(module)
+    def _format(self, spec: TensorSpec, module: str, found: Stored, stored_as: str | None = None) -> str:
+        """float32 where the network insists on it, else what the recipe says of a weight that is stored so."""
         if spec.dtype in ("float32", "int32"):
             return spec.dtype
-        format = self.options.recipe.format(module, found.format)
+        format = self.options.recipe.format(module, stored_as or found.format)
         if format == "nvfp4" and found.columns % GROUP:
             where = f"{self.source.folder}: tensor {found.name}"
             self._faults.append(f"{where}: found {found.columns} columns, nvfp4 needs a multiple of {GROUP}.")
         return format
 
-    def _one_format(self, spec: TensorSpec, modules: list[str], found: list[Stored]) -> str:
-        formats = [self._format(spec, module, one) for module, one in zip(modules, found, strict=True)]
+    def _one_format(self, spec: TensorSpec, modules: list[str], found: list[Stored], stored_as: str | None) -> str:
+        formats = [self._format(spec, module, one, stored_as) for module, one in zip(modules, found, strict=True)]
         if len(set(formats)) > 1:
             other = next(at for at, format in enumerate(formats) if format != formats[0])
             self._faults.append(
@@ -203,7 +210,7 @@ class _Taker:
     def _inputs(self, modules: list[str], found: list[Stored], format: str, shared: int) -> tuple[float, ...] | None:
         """Activation scales; those that had to be made up are noted."""
         scales, missing = self.options.activations.scales(modules, found, format, shared)
-        self._guessed += missing
+        self.guessed += missing
         return scales
 
 

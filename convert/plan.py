@@ -133,12 +133,12 @@ class Weight:
             yield suffix, row * ITEM_BYTES[field.dtype] * taken.shape[1], np.ascontiguousarray(taken)
 
 
-def chunks(unit: int, stored: Stored, format: str) -> list[Task]:
-    """Tasks for one unit that shares its scale with no other: in chunks of rows where the format allows."""
+def chunks(unit: int, stored: Stored, format: str, shares: tuple[Stored, ...] = ()) -> list[Task]:
+    """Tasks for one unit: in chunks of rows where the format allows. shares: weights under the same one scale."""
     step = max(BLOCK, _CHUNK // (4 * max(1, stored.columns)) // BLOCK * BLOCK)
     whole = stored.format != format and format in ("fp8", "nvfp4")
     if whole or stored.count <= step:
-        return [Task((Part(unit, 0, stored),))]
+        return [Task((Part(unit, 0, stored),), shares)]
     starts = range(0, stored.count, step)
     return [Task((Part(unit, row, stored.part(row, min(step, stored.count - row))),)) for row in starts]
 

@@ -88,8 +88,8 @@ class Layout:
 
     def box(self, rank: int) -> tuple[range, range, range]:
         """The units, rows (with padding) and columns that a rank holds."""
-        inner = self.mapping.tp // self.mapping.ep
-        outer, within = divmod(rank, inner) if self.split.experts else (rank, rank)
+        # TensorRT-LLM's order: neighbouring ranks hold different experts.
+        within, outer = divmod(rank, self.mapping.ep) if self.split.experts else (rank, rank)
         sizes, ways = (self.units, self.padded, self.columns), self._ways()
         places = (outer, within, within)
         parts = [size // way for size, way in zip(sizes, ways, strict=True)]
@@ -144,7 +144,7 @@ def check_shards(layouts: list[tuple[str, Layout, str]], mapping: Mapping) -> No
     """Raise `ConfigError` naming the first weight that cannot be divided, and the sizes that are legal."""
     for name, layout, format in layouts:
         if fault := layout.fault(format):
-            legal = ", ".join(map(str, legal_sizes(layouts, mapping.ep)))
+            legal = ", ".join(map(str, legal_sizes(layouts, mapping.ep))) or "none"
             raise ConfigError(
                 f"--tp {mapping.tp} --ep {mapping.ep}: {name}: {fault}. Legal with --ep {mapping.ep}: --tp {legal}."
             )

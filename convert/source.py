@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Source:
         self.notes: list[str] = []
         self.tensors: dict[str, TensorInfo] = {}
         self._descriptors: dict[Path, int] = {}
+        self._opening = threading.Lock()
         if (folder / INDEX).exists():
             self._open_index()
         elif (folder / SINGLE).exists():
@@ -83,9 +85,10 @@ class Source:
         return out
 
     def _descriptor(self, path: Path) -> int:
-        if path not in self._descriptors:
-            self._descriptors[path] = os.open(path, os.O_RDONLY)
-        return self._descriptors[path]
+        with self._opening:
+            if path not in self._descriptors:
+                self._descriptors[path] = os.open(path, os.O_RDONLY)
+            return self._descriptors[path]
 
     def _open_index(self) -> None:
         path = self.folder / INDEX

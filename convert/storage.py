@@ -8,13 +8,15 @@ scale or one a row (`weight_scale`), ModelOpt NVFP4 (`weight_scale`, `weight_sca
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from glmspec.build.errors import CheckpointError
-from glmspec.convert.formats import FORMATS, Block, plain, to_float32
+from glmspec.convert.formats import FORMATS, TORCH, Block, plain, to_float32
 from glmspec.convert.kernels import BLOCK, GROUP
 from glmspec.convert.source import Source
 
@@ -28,6 +30,9 @@ _SCALES = (
     "input_scale",
     "input_global_scale",
 )
+_FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
+_KINDS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_NO_WEIGHTS = ("k_scale", "v_scale", "inv_freq")
 Shape = tuple[int, ...]
 
 
@@ -82,6 +87,9 @@ class Stored:
             else:
                 columns = None if field.columns else 1
                 fields[suffix] = self.source.rows(name, begin // field.rows, rows, columns)
+            if field.dtype == "F32" and fields[suffix].dtype == np.uint16:  # scales in half precision
+                half = torch.from_numpy(fields[suffix]).view(TORCH[self.source.tensors[name].dtype])
+                fields[suffix] = half.float().numpy()
         if self.reciprocal:
             fields["scale_2"] = np.float32(1) / fields["scale_2"]
         if self.format == "int32":
@@ -109,8 +117,37 @@ def field_of(source: Source, name: str) -> str | None:
     stem, _, suffix = name.rpartition(".")
     if suffix in _SCALES:
         return next((base for kind in ("weight", "weight_packed") if (base := f"{stem}.{kind}") in source), None)
-    fused = name.removesuffix("_scale_inv")
-    return fused if fused != name and fused in source else None
+    for suffix in ("_scale_inv", "_scale_2", "_input_scale", "_scale"):  # of a fused weight
+        if name.endswith(suffix) and name.removesuffix(suffix) in source:
+            return name.removesuffix(suffix)
+    return None
+
+
+def find(source: Source, name: str) -> Stored | None:
+    """How the weight `name` is stored, None for one that is not there."""
+    return stored(source, name) if name in source or f"{name}_packed" in source else None
+
+
+def weights_of(source: Source) -> dict[str, Stored]:
+    """Every weight of a verifier's checkpoint by its Hugging Face name; fused experts one by one."""
+    found: dict[str, Stored] = {}
+    for name in sorted(source.tensors, key=_natural):
+        if field_of(source, name) or name.endswith(_NO_WEIGHTS):
+            continue
+        if fused := _FUSED_EXPERTS.fullmatch(name):
+            whole, kinds = stored(source, name), _KINDS[fused[2]]
+            rows = whole.shape[1] // len(kinds)
+            for at in range(whole.shape[0] * len(kinds)):
+                expert, kind = divmod(at, len(kinds))
+                found[f"{fused[1]}.{expert}.{kinds[kind]}.weight"] = whole.part(at * rows, rows)
+        else:
+            weight = name.removesuffix("_packed")
+            found[weight] = stored(source, weight)
+    return found
+
+
+def _natural(name: str) -> list[Any]:
+    return [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", name)]
 
 
 def stored(source: Source, name: str) -> Stored:
@@ -176,7 +213,7 @@ def _grouped(source: Source, name: str, fields: dict[str, str], inputs: tuple[st
             f"{source.folder}: tensor {fields['']}: found {packed.dtype}{list(packed.shape)}, expected a U8 matrix "
             f"of NVFP4 codes whose columns are a multiple of {GROUP // 2}."
         )
-    _expect(source, fields["scale"], (*shape[:-1], shape[-1] // GROUP))
+    _expect(source, fields["scale"], (*shape[:-1], shape[-1] // GROUP), dtypes=("F8_E4M3",))
     _expect(source, fields["scale_2"], (), (1,))
     return Stored(source, name, "nvfp4", shape, fields, inputs)
 
@@ -192,7 +229,12 @@ def _check_blocks(source: Source, shape: Shape, scale: str) -> None:
     _expect(source, scale, (*shape[:-2], *field.size(*shape[-2:])))
 
 
-def _expect(source: Source, name: str, *shapes: Shape) -> None:
+def _expect(source: Source, name: str, *shapes: Shape, dtypes: tuple[str, ...] = tuple(_PLAIN)) -> None:
+    """A field of these shapes and dtypes."""
+    if source.tensors[name].dtype not in dtypes:
+        raise CheckpointError(
+            f"{source.folder}: tensor {name}: found {source.tensors[name].dtype}, expected {' or '.join(dtypes)}."
+        )
     found = source.tensors[name].shape
     if found not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)

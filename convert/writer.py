@@ -21,7 +21,7 @@ import numpy as np
 
 from glmspec.build.errors import CheckpointError
 from glmspec.convert import formats
-from glmspec.convert.files import sha256
+from glmspec.convert.files import sha256, write_bytes
 from glmspec.convert.formats import Block
 from glmspec.convert.plan import Output, Part, Task, Weight, needs_amax
 from glmspec.convert.storage import Stored
@@ -108,16 +108,17 @@ class Journal:
                 lines.append(json.loads(line))
             except ValueError:
                 break  # the run died while writing it
-        if not lines or lines[0].get("plan") != self._plan:
+        if not lines:
+            return self.begin()
+        if lines[0].get("plan") != self._plan:
             raise CheckpointError(
                 f"{self._path.parent}: left by a conversion of other files or with other options. "
                 "Delete it, or convert with the same ones."
             )
-        whole = "".join(json.dumps(line) + "\n" for line in lines)
-        self._path.write_text(whole, encoding="utf-8")
+        write_bytes(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         for line in lines[1:]:
             path = self._path.parent / line["file"]
-            if path.exists() and path.stat().st_size == line["size"]:
+            if path.exists() and path.stat().st_size == line["size"] and sha256(path) == line["sha256"]:
                 self.done[line["file"]] = line
 
     def add(self, file: str, size: int, digest: str) -> None:
@@ -156,7 +157,7 @@ def write_parts(
             _collect(running)
             _collect(closing)  # one part is synced and hashed while the next is written
             closing = [pool.submit(file.close) for file in files]
-            # The journal is written by this thread only, once a part is closed.
+            # After them in the pool's queue, and before the next part's: one at a time.
             closing.append(pool.submit(lambda files=files, closing=tuple(closing): _note(journal, files, closing)))
         _collect(closing)
 
@@ -226,6 +227,12 @@ def _run(weight: Weight, at: int, task: Task, files: list[_OpenPart], run: Run) 
 def blocks(weight: Weight, task: Task, device: str = "cpu") -> Iterator[tuple[Part, Block]]:
     """Make a task's blocks in the weight's format. Raises `CheckpointError` for values that are not finite."""
     read = [part.stored.read() for part in task.parts]
+    for part, block in zip(task.parts, read, strict=True):
+        if not formats.is_finite(block):
+            raise CheckpointError(
+                f"{part.stored.source.folder}: tensor {part.stored.name}: holds values or scales that are not finite, "
+                "or a scale of zero."
+            )
     if task.make is not None:
         made = task.make(read[0])
         for unit in range(weight.layout.units):

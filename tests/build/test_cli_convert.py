@@ -62,10 +62,16 @@ def test_a_dry_run_in_hugging_face_s_layout(full_size):
         (("convert", VERIFIER, "-o", "x", "--dry-run"), "give --output, or --dry-run"),
         (("convert", VERIFIER, "-o", "x", "--quant", "int4"), "auto"),
         (("convert", VERIFIER, "-o", "x", "--tp", 0), "--tp"),
+        (("convert", VERIFIER, "--dry-run", "--resume"), "leave --resume and --expect-sha256 out"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments, expected):
     assert expected in refused(2, *arguments)
+
+
+def test_a_dry_run_refuses_what_the_run_would():
+    assert "nothing to write" in refused(1, "convert", DSPARK, "--dry-run", "--format", "hf")
+    assert "not divided among ranks" in refused(1, "convert", VERIFIER, "--dry-run", "--format", "hf", "--tp", 2)
 
 
 def test_quant_and_recipe_exclude_each_other(tmp_path):
@@ -126,6 +132,14 @@ def test_verify(tmp_path, layout):
     path.unlink()
     message = refused(1, "verify", tmp_path / "ck")
     assert path.name in message and "missing" in message
+
+
+@pytest.mark.parametrize("layout, name", [("trtllm", "generation_config.json"), ("hf", "config.json")])
+def test_verify_looks_at_every_file(tmp_path, layout, name):
+    done("convert", VERIFIER, "-o", tmp_path / "ck", "--format", layout)
+    (tmp_path / "ck" / name).write_text("{}")
+    message = refused(1, "verify", tmp_path / "ck")
+    assert name in message and "changed since it was written" in message
 
 
 def test_verify_of_something_else_is_exit_code_1():

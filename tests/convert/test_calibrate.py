@@ -72,3 +72,28 @@ def test_a_bad_line_is_named(tmp_path, line):
     folder = GOLDENS / "checkpoints" / "verifier"
     message = refused(1, "calibrate", folder, "--input", tmp_path / "in.jsonl", "-o", tmp_path / "amax.json")
     assert "line 2" in message and not (tmp_path / "amax.json").exists()
+
+
+def test_a_quantized_checkpoint_is_not_calibrated(measured, tmp_path):
+    home, _ = measured
+    done("convert", home / "hf", "-o", tmp_path / "hf", "--format", "hf", "--quant", "nvfp4")
+    arguments = ("calibrate", tmp_path / "hf", "--input", home / "in.jsonl", "-o", tmp_path / "amax.json")
+    assert "calibrate the checkpoint that they were made from" in refused(1, *arguments)
+
+
+def test_what_calibrate_checks_first(measured, tmp_path):
+    home, _ = measured
+    (tmp_path / "empty.jsonl").write_text("\n")
+    arguments = ("calibrate", home / "hf", "--input", tmp_path / "empty.jsonl", "-o", tmp_path / "amax.json")
+    assert "found no prompts" in refused(1, *arguments)
+    arguments = ("calibrate", home / "hf", "--input", home / "in.jsonl", "-o", tmp_path / "no" / "amax.json")
+    assert "is not a folder" in refused(1, *arguments)
+
+
+def test_a_calibration_that_is_not_used_is_said(measured, tmp_path):
+    home, _ = measured
+    shown = done("convert", home / "hf", "-o", tmp_path / "ck", "--quant", "fp8", "--calibration", home / "amax.json")
+    assert "the calibration is not used" in shown.stderr
+    drafter = GOLDENS / "checkpoints" / "dspark"
+    arguments = ("convert", drafter, "-o", tmp_path / "d", "--calibration", home / "amax.json")
+    assert "drafters are not quantized" in refused(1, *arguments)

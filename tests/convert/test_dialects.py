@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support.models import LIMITS, edit_checkpoint, random_verifier, write_checkpoint
 
 from glmspec.build.errors import CheckpointError, ConfigError
@@ -194,8 +193,6 @@ def test_an_expert_that_saw_no_token_takes_its_layer_s_largest_scale(folder, tmp
     index = json.loads((source / "model.safetensors.index.json").read_text())
     del index["weight_map"][f"{EXPERT}.3.down_proj.input_scale"]
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    from safetensors.torch import save_file
-
     save_file(tensors, shard)
     checkpoint = plan_conversion(source, AUTO).write(tmp_path / "ck")
     held = load_file(tmp_path / "ck" / "rank0.safetensors")
@@ -217,8 +214,11 @@ def test_an_activation_scale_that_is_none_is_refused(folder, tmp_path, bad):
 
 
 def test_without_any_activation_scale_a_weight_has_none(folder, tmp_path):
-    """Weight-only NVFP4: the record says which weights have scales, and no tensor is made up."""
+    """Weight-only NVFP4: said and recorded, and no tensor is made up."""
     checkpoint = plan_conversion(folder, NVFP4).write(tmp_path / "ck")
+    assert f"activations stay unquantized (give --calibration for some): {EXPERT}.gate_up_proj" in str(
+        checkpoint.record
+    )
     assert checkpoint.record["quantization"]["inputs"] == []
     assert not any("input_scale" in name for name in load_file(tmp_path / "ck" / "rank0.safetensors"))
 
@@ -232,8 +232,6 @@ def test_calibrated_scales(folder, tmp_path, kind):
     if kind == "json":
         path.write_text(json.dumps(values))
     else:
-        from safetensors.torch import save_file
-
         save_file({f"{module}.input_quantizer._amax": torch.tensor(amax) for module, amax in values.items()}, path)
     options = Options(RECIPES["nvfp4"], activations=read_calibration(path))
     checkpoint = plan_conversion(folder, options).write(tmp_path / "ck")
@@ -241,6 +239,15 @@ def test_calibrated_scales(folder, tmp_path, kind):
     expected = [[n / 2688] * 2 for n in (1.0, 2.0, 40.0, 4.0, 5.0, 40.0)]
     torch.testing.assert_close(held, torch.tensor(expected))
     assert checkpoint.record["quantization"]["inputs"] == [f"{EXPERT}.gate_up_proj"]
+    write_hf(plan_conversion(folder, options), tmp_path / "hf", Run())
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    for expert in range(6):
+        for half, kind in enumerate(("gate", "up")):
+            assert tensors[f"{EXPERT}.{expert}.{kind}_proj.input_scale"] == held[expert, half]
+    config = json.loads((tmp_path / "hf" / "hf_quant_config.json").read_text())["quantization"]
+    assert config["quantized_layers"][f"{EXPERT}.5.up_proj"]["quant_algo"] == "NVFP4"
+    assert config["quantized_layers"][f"{EXPERT}.5.down_proj"]["quant_algo"] == "W4A16_NVFP4"
+    assert "lm_head" in config["exclude_modules"]
     assert f"{EXPERT}.5.gate_proj" in checkpoint.record["notes"][0]
 
 
@@ -250,6 +257,96 @@ def test_a_bad_calibration_is_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(ConfigError, match=str(path)):
         read_calibration(path)
+
+
+def test_a_calibration_of_another_model_is_refused(folder, tmp_path):
+    path = tmp_path / "amax.json"
+    path.write_text(json.dumps({f"{EXPERT}.0.gate_proj": 1.0, "model.layers.99.mlp.experts.0.gate_proj": 1.0}))
+    with pytest.raises(ConfigError, match=r"layers\.99\..*the checkpoint has no such module"):
+        plan_conversion(folder, Options(RECIPES["nvfp4"], activations=read_calibration(path)))
+
+
+@pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
+def test_a_config_that_claims_what_the_tensors_lack_is_refused(folder, tmp_path, where):
+    """Case A5: the half of a download that holds no quantized file."""
+    claim = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    source = edit_checkpoint(folder, tmp_path / "hf", config=claim if where == "config.json" else {})
+    if where != "config.json":
+        (source / where).write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    with pytest.raises(CheckpointError, match="says that it is quantized, and no weight has scales"):
+        plan_conversion(source)
+
+
+# -- scales that are wrong --------------------------------------------------------------------------
+
+NOT_FINITE = "weight: holds values or scales that are not finite"
+
+
+@pytest.mark.parametrize(
+    "field, bad", [("weight_scale_2", 0.0), ("weight_scale_2", float("nan")), ("weight_scale", None)]
+)
+def test_scales_that_are_none_are_refused(folder, tmp_path, field, bad):
+    """Not copied on as they are."""
+    source, _ = in_dialect(folder, tmp_path, "modelopt")
+    name = f"{EXPERT}.3.up_proj.{field}"
+    path = next(p for p in source.glob("*.safetensors") if name in load_file(p))
+    tensors = load_file(path)
+    if bad is None:  # a group scale of NaN
+        bits = tensors[name].view(torch.uint8).clone()
+        bits[5, 1] = 0x7F
+        tensors[name] = bits.view(torch.float8_e4m3fn)
+    else:
+        tensors[name] = torch.tensor(bad)
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=rf"{EXPERT}\.3\.up_proj\.{NOT_FINITE}"):
+        plan_conversion(source, AUTO).write(tmp_path / "ck")
+
+
+@pytest.mark.parametrize("options", [AUTO, BF16], ids=["auto", "bf16"])
+def test_a_nan_code_of_fp8_is_refused(folder, tmp_path, options):
+    name = "model.layers.0.self_attn.o_proj.weight"
+    tensors, _ = fp8_hub(name, tensors_of(folder)[name])
+    bits = tensors[name].view(torch.uint8).clone()
+    bits[3, 4] = 0xFF
+    source = edit_checkpoint(folder, tmp_path / "hf", add=tensors | {name: bits.view(torch.float8_e4m3fn)})
+    with pytest.raises(CheckpointError, match=rf"o_proj\.{NOT_FINITE}"):
+        plan_conversion(source, options).write(tmp_path / "ck")
+
+
+def test_what_engines_fuse_shares_one_scale(folder, tmp_path):
+    """Dense and shared experts' gate and up, and the projections that read one input."""
+    plan_conversion(folder, Options(recipe(tmp_path, '- {modules: "*", format: nvfp4}'))).write(tmp_path / "ck")
+    held, attention = load_file(tmp_path / "ck" / "rank0.safetensors"), "model.layers.0.self_attn"
+    for group in (
+        ("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"),
+        ("model.layers.3.mlp.shared_experts.gate_proj", "model.layers.3.mlp.shared_experts.up_proj"),
+        (f"{attention}.q_a_proj", f"{attention}.kv_a_proj_with_mqa", f"{attention}.indexer.wk"),
+        (f"{attention}.q_b_proj", f"{attention}.indexer.wq_b"),
+    ):
+        largest = max(tensors_of(folder)[f"{module}.weight"].float().abs().max() for module in group)
+        scales = [held[f"{module}.weight_scale_2"].item() for module in group]
+        assert scales == [float(largest / 2688)] * len(group), group
+
+
+def test_fused_fp8_experts_whose_halves_share_blocks_become_float32(folder, tmp_path):
+    """An up half that begins inside a block has no grid of its own: dequantized, and nothing is lost."""
+    drop = [name for name in tensors_of(folder) if ".mlp.experts." in name]
+    add, meant = {}, {}
+    for layer in range(2, 6):
+        prefix = f"model.layers.{layer}.mlp"
+        codes = (torch.randn(6, 128, 64, generator=torch.Generator().manual_seed(layer)) * 50).to(torch.float8_e4m3fn)
+        scale = torch.rand(6, 1, 1) + 0.1
+        add |= {f"{prefix}.experts.gate_up_proj": codes, f"{prefix}.experts.gate_up_proj_scale_inv": scale}
+        add[f"{prefix}.experts.down_proj"] = torch.zeros(6, 64, 64).bfloat16()
+        add |= {
+            f"{prefix}.shared_experts.{k}_proj.weight": torch.zeros(64, 64).bfloat16() for k in ("gate", "up", "down")
+        }
+        meant[f"{prefix}.experts.gate_up_proj"] = codes.float() * scale
+    checkpoint = edit_checkpoint(folder, tmp_path / "hf", config={"moe_intermediate_size": 64}, drop=drop, add=add)
+    found = plan_conversion(checkpoint, AUTO).write(tmp_path / "ck")
+    for name, expected in meant.items():
+        assert found.record["quantization"]["formats"][name] == "float32"
+        assert torch.equal(found.load()[name], expected)
 
 
 # -- recipes ----------------------------------------------------------------------------------------
@@ -297,6 +394,16 @@ def test_a_rule_that_matches_nothing_is_refused(folder, tmp_path):
     for pattern in ("*.mlp.expert.*", "*.mlp.gate", "*norm*"):
         with pytest.raises(ConfigError, match="match no quantizable module"):
             plan_conversion(folder, Options(recipe(tmp_path, f'- {{modules: "{pattern}", format: nvfp4}}')))
+
+
+def test_a_rule_for_the_mtp_module_alone(folder, tmp_path):
+    """The module is left out of our layout, and not of Hugging Face's."""
+    name = "model.layers.6.mlp.experts.0.gate_proj.weight"
+    add = {name: tensors_of(folder)[f"{EXPERT}.0.gate_proj.weight"]}
+    source = edit_checkpoint(folder, tmp_path / "hf", config={"num_nextn_predict_layers": 1}, add=add)
+    options = Options(recipe(tmp_path, '- {modules: "model.layers.6.*", format: nvfp4}'))
+    write_hf(plan_conversion(source, options), tmp_path / "out", Run())
+    assert load_file(tmp_path / "out" / "model.safetensors")[name].dtype == torch.uint8
 
 
 def test_experts_of_a_layer_have_one_format(folder, tmp_path):
@@ -349,7 +456,7 @@ def test_hf_out_describes_itself(folder, tmp_path):
     write_hf(plan_conversion(source, NVFP4), tmp_path / "hf", Run())
     config = json.loads((tmp_path / "hf" / "config.json").read_text())["quantization_config"]
     assert config["quant_algo"] == "MIXED_PRECISION"
-    assert config["quantized_layers"][f"{EXPERT}.0.up_proj"] == {"quant_algo": "NVFP4", "group_size": 16}
+    assert config["quantized_layers"][f"{EXPERT}.0.up_proj"] == {"quant_algo": "W4A16_NVFP4", "group_size": 16}
     assert config["quantized_layers"]["model.layers.0.self_attn.o_proj"] == {"quant_algo": "FP8_PB_WO"}
     assert "lm_head" in config["ignore"] and "model.layers.2.mlp.gate" in config["ignore"]
     held = load_file(tmp_path / "hf" / "model.safetensors")
@@ -367,10 +474,9 @@ def test_hf_out_of_all_fp8_reads_as_native_fp8(folder, tmp_path):
 
 
 def test_nothing_else_is_left_out_of_hf_out(folder, tmp_path):
-    extra = {"model.layers.0.self_attn.k_proj.k_scale": torch.tensor(0.5)}
+    extra = {"model.layers.0.self_attn.k_proj.k_scale": torch.tensor(0.5), "lm_head.weight_scale": torch.tensor(1.0)}
     source = edit_checkpoint(folder, tmp_path / "hf", add=extra)
     write_hf(plan_conversion(source, AUTO), tmp_path / "out", Run())
     record = json.loads((tmp_path / "out" / "glmspec.json").read_text())
-    assert list(record["left_out"].values()) == [list(extra)]
+    assert list(record["left_out"].values()) == [sorted(extra)]
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors_of(folder).keys()
-    assert np.isfinite(record["parts"]["model.safetensors"]["size"])

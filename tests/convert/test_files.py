@@ -24,6 +24,12 @@ from glmspec.convert.files import (
 # -- files --------------------------------------------------------------------------------------
 
 
+def test_an_output_inside_its_input_is_refused(tmp_path):
+    (tmp_path / "in").mkdir()
+    with pytest.raises(GlmspecError, match="lies inside its own input"):
+        refuse_to_replace(tmp_path / "in" / "out", CHECKPOINT, [tmp_path / "in"])
+
+
 def test_a_file_is_written_and_replaced(tmp_path):
     path = tmp_path / "file"
     for data in (b"first", b"", b"second"):

@@ -14,6 +14,7 @@ from glmspec.convert.formats import Block, amax, convert, plain, to_float32
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from modelopt.torch.export.quant_utils import to_quantized_weight
     from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
 
 DTYPES = ["float32", "bfloat16"]
@@ -100,16 +101,21 @@ def test_fp8_is_modelopt_s(name, dtype):
     """The quotient of a bfloat16 matrix and its one scale is rounded to bfloat16 first, there and here."""
     weight = WEIGHTS[name].to(getattr(torch, dtype))
     scale = weight.abs().amax().float() / 448
+    expected = to_quantized_weight(weight.clone(), scale, "fp8")
     block = plain(dtype, weight)
     found = convert(block, "fp8", amax(block))
     assert found.fields["scale"].item() == scale.item()
-    assert np.array_equal(found.fields[""], (weight / scale).to(torch.float8_e4m3fn).view(torch.uint8).numpy())
+    assert np.array_equal(found.fields[""], expected.view(torch.uint8).numpy())
 
 
-@pytest.mark.parametrize("shape", [(128, 128), (256, 384), (576, 304), (448, 130)])
+BLOCKED = {str(shape): noise(*shape) for shape in ((128, 128), (256, 384), (576, 304), (448, 130))}
+
+
+@pytest.mark.parametrize("name", [*BLOCKED, *WEIGHTS])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_fp8_blocks_are_modelopt_s(dtype, shape):
-    weight = noise(*shape).to(getattr(torch, dtype))
+def test_fp8_blocks_are_modelopt_s(dtype, name):
+    weight = (BLOCKED | WEIGHTS)[name].to(getattr(torch, dtype))
+    shape = weight.shape
     rows, columns = (-(-size // 128) for size in shape)
     scales = torch.empty(rows, columns)
     for row in range(rows):

@@ -138,6 +138,22 @@ def test_resuming_with_something_else_is_refused(folder, tmp_path, change):
         options = Options(RECIPES["nvfp4"], Mapping(2, 2))
     with pytest.raises(CheckpointError, match="left by a conversion of other files or with other options"):
         plan_conversion(other, options).write(tmp_path / "ck", Run(resume=True))
+    if change == "options":  # the mistake costs nothing
+        convert(folder, tmp_path / "ck", resume=True)
+
+
+def test_a_wrong_resume_loses_nothing_even_before_the_first_part(folder, tmp_path):
+    unfinished = tmp_path / ".ck.unfinished"
+    process = multiprocessing.get_context("fork").Process(
+        target=die_after, args=(folder, tmp_path / "ck", False, 1, 0.0)
+    )
+    process.start()
+    process.join(60)
+    assert unfinished.exists()
+    with pytest.raises(CheckpointError, match="with other options"):
+        plan_conversion(folder, Options(RECIPES["auto"])).write(tmp_path / "ck", Run(resume=True))
+    assert unfinished.exists()
+    convert(folder, tmp_path / "ck", resume=True)
 
 
 def test_a_part_cut_short_is_made_again(folder, tmp_path):
@@ -147,6 +163,50 @@ def test_a_part_cut_short_is_made_again(folder, tmp_path):
     part.write_bytes(part.read_bytes()[:-10])
     convert(folder, tmp_path / "ck", resume=True)
     assert contents(tmp_path / "ck") == contents(tmp_path / "whole")
+
+
+def test_a_part_that_changed_is_made_again(folder, tmp_path):
+    convert(folder, tmp_path / "whole")
+    unfinished = interrupt(folder, tmp_path / "ck")
+    part = next(unfinished.glob("*.safetensors"))
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    convert(folder, tmp_path / "ck", resume=True)
+    assert contents(tmp_path / "ck") == contents(tmp_path / "whole")
+
+
+def test_an_empty_journal_is_a_new_one(folder, tmp_path):
+    convert(folder, tmp_path / "whole")
+    (interrupt(folder, tmp_path / "ck") / writer.JOURNAL).write_bytes(b"")
+    convert(folder, tmp_path / "ck", resume=True)
+    assert contents(tmp_path / "ck") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_runs_never_share_a_folder(folder, tmp_path, resume):
+    """The second one is told of the first, and touches nothing."""
+    told = []
+
+    def meanwhile(size: int) -> None:
+        if not told:
+            with pytest.raises(GlmspecError, match="another run is writing it") as caught:
+                convert(folder, tmp_path / "ck", resume=resume)
+            told.append(caught)
+
+    convert(folder, tmp_path / "ck", workers=1, advance=meanwhile)
+    convert(folder, tmp_path / "whole")
+    assert told and contents(tmp_path / "ck") == contents(tmp_path / "whole")
+
+
+def test_a_disk_that_fills_up_is_one_message(folder, tmp_path, monkeypatch):
+    def full(descriptor: int, data, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer.os, "pwrite", full)
+    with pytest.raises(GlmspecError, match=r"cannot be written .*No space left on device"):
+        convert(folder, tmp_path / "ck")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_journal_whose_last_line_is_torn_is_read(folder, tmp_path):

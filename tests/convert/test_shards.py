@@ -63,8 +63,9 @@ def joined(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     tp, ep = checkpoint.mapping.tp, checkpoint.mapping.ep
     parts = [shard(checkpoint, rank, name) for rank in range(tp)]
     if ".experts." in name:  # ranks of a group split an expert's rows (gate, up) or columns (down)
-        inner, axis = tp // ep, 2 if name.endswith("down_proj") else 1
-        return torch.cat([torch.cat(parts[g * inner : (g + 1) * inner], axis) for g in range(ep)])
+        # TensorRT-LLM's mapping: moe_ep_rank = rank % ep, moe_tp_rank = rank // ep.
+        axis = 2 if name.endswith("down_proj") else 1
+        return torch.cat([torch.cat(parts[group::ep], axis) for group in range(ep)])
     if name.endswith(("w_uk", "w_uv")):
         return torch.cat(parts)
     if name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -232,6 +232,31 @@ def test_weight_only_nvfp4_needs_no_activation_scale(tmp_path):
     assert torch.equal(without, values(given)) and without.isfinite().all()
 
 
+# -- dtypes of scales -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "suffix, shape", [("weight_scale_inv", (1, 1)), ("weight_scale", ()), ("weight_scale", (5, 1))]
+)
+def test_scales_in_half_precision_are_read_as_numbers(tmp_path, suffix, shape, dtype):
+    scale = torch.full(shape, 0.75).to(dtype)
+    tensors = {NAME: (noise(5, 7) * 100).to(FP8), f"layer.proj.{suffix}": scale}
+    assert torch.equal(values(keep(tmp_path, tensors)), tensors[NAME].float() * 0.75)
+
+
+@pytest.mark.parametrize("suffix", ["weight_scale_inv", "weight_scale"])
+def test_scales_that_are_exponents_are_refused(tmp_path, suffix):
+    scale = torch.ones(1, 1).to(torch.float8_e8m0fnu)
+    tensors = {NAME: torch.ones(5, 7).to(FP8), f"layer.proj.{suffix}": scale if "inv" in suffix else scale[0]}
+    refused(tmp_path, tensors, f"layer.proj.{suffix}", "found F8_E8M0", "expected F32")
+
+
+def test_nvfp4_group_scales_of_another_dtype_are_refused(tmp_path):
+    tensors = nvfp4(codes_of(6, 64), torch.ones(6, 4), 1.0) | {"layer.proj.weight_scale": torch.ones(6, 4)}
+    refused(tmp_path, tensors, "layer.proj.weight_scale", "found F32", "expected F8_E4M3")
+
+
 # -- rows of a weight -----------------------------------------------------------------------------
 
 

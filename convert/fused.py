@@ -1,0 +1,31 @@
+"""Modules that serving engines run as one matrix: where they are quantized, they share one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from glmspec.convert.recipe import Recipe, quantizable
+from glmspec.convert.storage import Stored
+
+# They read the same input.
+_FUSED = (
+    ("gate_proj", "up_proj"),
+    ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.wk"),
+    ("self_attn.q_b_proj", "self_attn.indexer.wq_b"),
+)
+
+
+def partners(name: str, format: str, recipe: Recipe, find: Callable[[str], Stored | None]) -> tuple[Stored, ...]:
+    """The weights that share the one scale of the weight `name`: fused with it, and of the same format by the recipe.
+    find: a weight of the checkpoint by name, or None. Nothing for a format without one scale."""
+    if format not in ("nvfp4", "fp8") or not quantizable(name.removesuffix(".weight")):
+        return ()
+    found = []
+    for group in _FUSED:
+        one = next((one for one in group if name.endswith(f".{one}.weight")), None)
+        stem = name.removesuffix(f"{one}.weight")
+        for other in [f"{stem}{other}.weight" for other in group if one and other != one]:
+            weight = find(other)
+            if weight and recipe.format(other.removesuffix(".weight"), weight.format) == format:
+                found.append(weight)
+    return tuple(found)
