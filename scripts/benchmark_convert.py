@@ -22,7 +22,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import click
-import numpy as np
 import torch
 from benchmark import machine
 from rich.console import Console
@@ -229,5 +228,4 @@ The whole conversion (read, quantize experts to NVFP4, write, sync, hash input a
 
 
 if __name__ == "__main__":
-    np.seterr(all="ignore")
     main()
