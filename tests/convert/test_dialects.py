@@ -124,6 +124,16 @@ def test_every_dialect_means_the_same(folder, tmp_path, dialect):
     assert found.record["quantization"]["quant_algo"] == algo
 
 
+@pytest.mark.parametrize("dialect", ["modelopt", "compressed-tensors"])
+def test_activation_scales_are_taken_over(folder, tmp_path, dialect):
+    """compressed-tensors writes 1 / scale (50 for 0.02)."""
+    source, _ = in_dialect(folder, tmp_path, dialect)
+    plan_conversion(source, AUTO).write(tmp_path / "ck")
+    held = load_file(tmp_path / "ck" / "rank0.safetensors")
+    for name, shape in ((f"{EXPERT}.gate_up_proj_input_scale", (6, 2)), (f"{EXPERT}.down_proj_input_scale", (6,))):
+        torch.testing.assert_close(held[name], torch.full(shape, 0.02))
+
+
 def test_fp8_with_a_scale_a_row_becomes_float32(folder, tmp_path):
     """No network has such scales; float32 loses nothing, and a recipe may choose another format."""
     name = "model.layers.0.self_attn.o_proj.weight"

@@ -232,6 +232,20 @@ def test_weight_only_nvfp4_needs_no_activation_scale(tmp_path):
     assert torch.equal(without, values(given)) and without.isfinite().all()
 
 
+@pytest.mark.parametrize("reciprocal", [64.0, 37.5])
+def test_compressed_tensors_nvfp4(tmp_path, reciprocal):
+    codes, scale = codes_of(6, 64), noise(6, 4).exp()
+    made = nvfp4(codes, scale, 1.0)
+    tensors = {
+        "layer.proj.weight_packed": made[NAME],
+        "layer.proj.weight_scale": made["layer.proj.weight_scale"],
+        "layer.proj.weight_global_scale": torch.tensor([reciprocal]),
+    }
+    found = keep(tmp_path, tensors)
+    assert set(found.names) == set(tensors) and found.format == "nvfp4"
+    torch.testing.assert_close(values(found), decoded(codes, scale, 1 / reciprocal), rtol=1e-6, atol=0)
+
+
 # -- dtypes of scales -----------------------------------------------------------------------------
 
 
