@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -22,10 +21,10 @@ from glmspec.convert.files import write_json
 from glmspec.convert.formats import QUANTIZED
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source
-from glmspec.convert.storage import weights_of
+from glmspec.convert.storage import EXPERT_MATRICES, weights_of
 
 _LINEAR = re.compile(r"(.*)\.input_quantizer\._amax")
-_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up|down)_proj_input_quantizer\._amax")
+_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_input_quantizer\._amax")
 
 
 def calibrate(folder: Path, prompts: Path, out: Path, progress: Progress) -> int:
@@ -37,7 +36,7 @@ def calibrate(folder: Path, prompts: Path, out: Path, progress: Progress) -> int
     config = VerifierConfig.from_hf(read_json(folder / "config.json"), f"{folder}/config.json")
     if any(one.format in QUANTIZED for one in weights_of(Source(folder)).values()):
         raise ConfigError(f"{folder}: its weights are quantized; calibrate the checkpoint that they were made from.")
-    ids = list(_prompts(folder, prompts, config.vocab_size))
+    ids = _prompts(folder, prompts, config)
     if not ids:
         raise ConfigError(f"{prompts}: found no prompts, expected JSON lines.")
     with progress.stage("Loading the model"):
@@ -65,9 +64,7 @@ def _modelopt() -> Any:
             warnings.simplefilter("ignore")
             import modelopt.torch.quantization as quantization
     except ImportError as error:
-        raise MissingCapability(
-            f"calibrate needs ModelOpt ({error}). Install it: install glmspec with its extra quant"
-        ) from None
+        raise MissingCapability(f"calibrate needs ModelOpt ({error}): install glmspec's extra `quant`.") from None
     return quantization
 
 
@@ -87,32 +84,17 @@ def _amaxes(model: Any, experts: int) -> Iterator[tuple[str, float]]:
     for name, buffer in model.named_buffers():
         amax = float(buffer.max()) if name.endswith("_amax") else 0.0
         if match := _EXPERTS.fullmatch(name):
-            kinds = ("gate", "up") if match[2] == "gate_up" else ("down",)
-            yield from ((f"{match[1]}.{expert}.{kind}_proj", amax) for expert in range(experts) for kind in kinds)
+            for expert in range(experts):
+                yield from ((f"{match[1]}.{expert}.{kind}", amax) for kind in EXPERT_MATRICES[match[2]])
         elif (match := _LINEAR.fullmatch(name)) and quantizable(match[1]) and amax > 0:
             yield match[1], amax
 
 
-def _prompts(folder: Path, path: Path, vocab_size: int) -> Iterator[list[int]]:
+def _prompts(folder: Path, path: Path, config: VerifierConfig) -> list[tuple[int, ...]]:
+    from glmspec.runtime.prompts import read_requests
     from glmspec.runtime.text import Tokenizer
 
     tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").exists() else None
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"{path}: line {number}: not JSON ({error}).") from None
-        ids = values.get("prompt_token_ids") if isinstance(values, dict) else None
-        text = values.get("prompt") if isinstance(values, dict) else None
-        if ids is None and isinstance(text, str) and tokenizer is not None:
-            ids = tokenizer.encode(text)
-        if (
-            not isinstance(ids, list)
-            or not ids
-            or any(type(one) is not int or not 0 <= one < vocab_size for one in ids)
-        ):
-            expected = "prompt_token_ids" if tokenizer is None else "prompt, or prompt_token_ids"
-            raise ConfigError(f"{path}: line {number}: expected {expected}, ids below {vocab_size}, at least one.")
-        yield ids
+    limit = config.max_position_embeddings
+    requests = read_requests(path, tokenizer, max_tokens=1, vocab_size=config.vocab_size, max_model_len=limit)
+    return [request.prompt_ids for request in requests]

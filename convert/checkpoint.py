@@ -84,7 +84,9 @@ class Checkpoint:
         is not whole."""
         if self.mapping.tp > 1:
             raise CheckpointError(f"{self.folder}: made for {self.mapping.tp} ranks. Convert with --tp 1 to load it.")
-        tensors = self._read(lambda file, name: file.get_tensor(name))
+        tensors = {}
+        for part in self.record["parts"]:
+            tensors |= self._read(part, lambda file, name: file.get_tensor(name))
         return {weight.name: _values(weight, tensors) for weight in self.weights()}
 
     def check(self, advance: Callable[[str], None] = lambda name: None) -> None:
@@ -93,10 +95,10 @@ class Checkpoint:
         weights = self.weights()
         for rank, names in enumerate(self.record["ranks"]):
             found, where = {}, {}
-            for name in names:
-                held = self._read(lambda file, key: _described(file.get_slice(key)), [name])
+            for part in names:
+                held = self._read(part, lambda file, name: _described(file.get_slice(name)))
                 found |= held
-                where |= dict.fromkeys(held, name)
+                where |= dict.fromkeys(held, part)
             wanted = {
                 output.name: f"{output.dtype}{list(output.shape)}"
                 for weight in weights
@@ -114,17 +116,15 @@ class Checkpoint:
             check_digest(path, self.record["parts"][path.name]["sha256"])
             advance(path.name)
 
-    def _read(self, take: Callable[[Any, str], Any], names: list[str] | None = None) -> dict[str, Any]:
-        read = {}
-        for name in self.record["parts"] if names is None else names:
-            try:
-                with safe_open(self.folder / name, framework="pt") as file:
-                    read |= {key: take(file, key) for key in file.keys()}  # noqa: SIM118
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(
-                    f"{self.folder / name}: not a whole safetensors file ({error}). Convert again."
-                ) from None
-        return read
+    def _read(self, part: str, take: Callable[[Any, str], Any]) -> dict[str, Any]:
+        """What `take` makes of every tensor of a part, by name."""
+        try:
+            with safe_open(self.folder / part, framework="pt") as file:
+                return {key: take(file, key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{self.folder / part}: not a whole safetensors file ({error}). Convert again."
+            ) from None
 
 
 def parts_digest(parts: dict[str, dict[str, Any]]) -> str:

@@ -47,7 +47,7 @@ def convert_folder(folder: Path, out: Path, options: Options, wanted: Wanted, pr
     require(wanted.device)
     if wanted.sha256:
         with progress.stage("Hashing the source"):
-            check_digest(folder, wanted.sha256)
+            expect_digest(folder, wanted.sha256)
     with progress.stage("Reading and checking the checkpoint"):
         conversion = plan_conversion(folder, options)
     with progress.bytes(f"Converting {folder.resolve().name}", conversion.size) as advance:
@@ -60,7 +60,7 @@ def convert_folder(folder: Path, out: Path, options: Options, wanted: Wanted, pr
     return left_out_lines(record)
 
 
-def check_digest(folder: Path, wanted: str) -> None:
+def expect_digest(folder: Path, wanted: str) -> None:
     """Raise `CheckpointError` unless the folder's one file of weights has this SHA-256."""
     path = folder / SINGLE
     if not path.exists():

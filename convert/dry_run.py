@@ -9,14 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.fields import read_json
-from glmspec.build.errors import GlmspecError
 from glmspec.convert.conversion import Options, plan_source
 from glmspec.convert.hf import plan_hf
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Plan
-from glmspec.convert.shards import Mapping
 from glmspec.convert.source import INDEX, SINGLE, Source
 from glmspec.convert.storage import field_of
 from glmspec.convert.writer import cut, file_part
@@ -25,15 +21,10 @@ from glmspec.convert.writer import cut, file_part
 def dry_run(folder: Path, options: Options, hf: bool) -> None:
     """Print a JSON line an output tensor to stdout, and tables to stderr. A folder with a config and no weights is
     planned by what its config implies."""
-    read_json(folder / "config.json")
-    if hf and options.mapping != Mapping():
-        raise GlmspecError("--format hf: a Hugging Face checkpoint is not divided among ranks; leave --tp out.")
     there = (folder / INDEX).exists() or (folder / SINGLE).exists()
     source = Source(folder) if there else Imagined(folder)
     conversion = plan_source(source, options)
-    if hf and isinstance(conversion.config, DrafterConfig):
-        raise GlmspecError(f"{folder}: --format hf: drafters are read in their own format; nothing to write.")
-    plan = plan_hf(source, options) if hf else conversion.plan
+    plan = plan_hf(conversion) if hf else conversion.plan
     for rank in range(options.mapping.tp):
         for weight in plan.weights:
             for output in weight.outputs(rank).values():

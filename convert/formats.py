@@ -88,6 +88,10 @@ class Block:
         """A field as a torch tensor of its own dtype, sharing memory."""
         return torch.from_numpy(self.fields[suffix]).view(TORCH[FORMATS[self.format][suffix].dtype])
 
+    def values(self) -> torch.Tensor:
+        """The numbers [R, C]: in the matrix's own precision, float32 where it is quantized."""
+        return torch.from_numpy(to_float32(self)) if self.format in QUANTIZED else self.tensor()
+
 
 def plain(format: str, tensor: torch.Tensor) -> Block:
     """A torch matrix [R, C] in a plain format."""
@@ -102,10 +106,11 @@ def amax(block: Block) -> float:
     """Largest magnitude, NaN when a value is not finite."""
     bits, fields = block.fields[""], block.fields
     if block.format == "bfloat16":
-        found = np.array([kernels.amax_bits16(bits)], np.uint32) << 16
+        found = np.array([kernels.amax_bits(bits, np.uint16(0x7FFF))], np.uint32) << 16
         value = float(found.view(np.float32)[0])
     elif block.format == "float32":
-        value = float(np.array([kernels.amax_bits32(bits.view(np.uint32))], np.uint32).view(np.float32)[0])
+        found = np.array([kernels.amax_bits(bits.view(np.uint32), np.uint32(0x7FFFFFFF))], np.uint32)
+        value = float(found.view(np.float32)[0])
     elif block.format == "fp8_block":
         value = float(kernels.amax_blocks(bits, fields["scale_inv"]))
     else:
@@ -160,9 +165,7 @@ def convert(block: Block, format: str, scale_from: float = 0.0, device: str = "c
         return _to_nvfp4(block, scale_from, device)
     if format in ("fp8", "fp8_block"):
         return _to_fp8(block, format, scale_from)
-    if block.format in QUANTIZED:
-        return plain(format, torch.from_numpy(to_float32(block)))
-    return plain(format, block.tensor())
+    return plain(format, block.values())
 
 
 def one_scale(format: str, largest: float) -> np.float32:
@@ -176,8 +179,7 @@ def _to_nvfp4(block: Block, largest: float, device: str) -> Block:
     scale_2 = one_scale("nvfp4", largest)
     packed, scales = np.empty((rows, columns // 2), np.uint8), np.empty((rows, columns // GROUP), np.uint8)
     if device != "cpu":
-        values = block.tensor() if block.format not in QUANTIZED else torch.from_numpy(to_float32(block))
-        packed, scales = on_device.to_nvfp4(values, scale_2, device)
+        packed, scales = on_device.to_nvfp4(block.values(), scale_2, device)
     elif block.format == "bfloat16":
         kernels.fp4_from_bits16(block.fields[""], scale_2, packed, scales)
     elif block.format == "fp8_block":
@@ -189,7 +191,7 @@ def _to_nvfp4(block: Block, largest: float, device: str) -> Block:
 
 def _to_fp8(block: Block, format: str, largest: float) -> Block:
     """With one scale the quotient is rounded to the matrix's own precision first, as ModelOpt's is."""
-    values = block.tensor() if block.format not in QUANTIZED else torch.from_numpy(to_float32(block))
+    values = block.values()
     if format == "fp8":
         scale = torch.tensor(one_scale("fp8", largest))
         codes, name, scales = (values / scale).to(torch.float8_e4m3fn), "scale", scale.reshape(1, 1)

@@ -35,13 +35,7 @@ MANIFEST = "glmspec.json"
 def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
     """Write a Hugging Face checkpoint of what a conversion has read and checked. Raises for drafters and ranks."""
     source, options = conversion.source, conversion.options
-    if isinstance(conversion.config, DrafterConfig):
-        raise GlmspecError(f"{source.folder}: --format hf: drafters are read in their own format; nothing to write.")
-    if options.mapping != Mapping():
-        raise GlmspecError(
-            "--format hf: a Hugging Face checkpoint is not divided among ranks; leave --tp and --ep out."
-        )
-    plan = plan_hf(source, options)
+    plan = plan_hf(conversion)
 
     def finish(folder: Path, names: list[list[str]], journal: Journal) -> None:
         record = {
@@ -63,8 +57,15 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
     replace(conversion, plan=plan).write_files(out, HF_CHECKPOINT, ["model"], run, finish)
 
 
-def plan_hf(source: Source, options: Options) -> Plan:
-    """Every weight under its Hugging Face name."""
+def plan_hf(conversion: Conversion) -> Plan:
+    """Every weight under its Hugging Face name. Raises for drafters and ranks."""
+    source, options = conversion.source, conversion.options
+    if isinstance(conversion.config, DrafterConfig):
+        raise GlmspecError(f"{source.folder}: --format hf: drafters are read in their own format; nothing to write.")
+    if options.mapping != Mapping():
+        raise GlmspecError(
+            "--format hf: a Hugging Face checkpoint is not divided among ranks; leave --tp and --ep out."
+        )
     found, recipe = weights_of(source), options.recipe
     formats = {name: recipe.format(_module(name), one.format, keep=True) for name, one in found.items()}
     inputs, guessed = _inputs(found, formats, options)

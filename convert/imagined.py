@@ -5,7 +5,6 @@ What `convert --dry-run` plans with when the folder holds no weights.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from glmspec.build.network.contract import TensorSpec
 from glmspec.convert.formats import FORMATS
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source, TensorInfo
+from glmspec.convert.storage import EXPERT_MATRICES, FUSED_EXPERTS
 
 Shape = tuple[int, ...]
 
@@ -67,8 +67,8 @@ def _tensors(config: VerifierConfig) -> list[tuple[str, Shape, str]]:
 def _published(config: VerifierConfig, spec: TensorSpec) -> list[tuple[str, Shape, str]]:
     """The tensors that a weight of the network is made of."""
     dims = tuple(spec.dims)
-    if match := re.fullmatch(r"(.*\.mlp\.experts)\.(gate_up|down)_proj", spec.name):
-        kinds = ("down_proj",) if match[2] == "down" else ("gate_proj", "up_proj")
+    if match := FUSED_EXPERTS.fullmatch(spec.name):
+        kinds = EXPERT_MATRICES[match[2]]
         shape = (dims[1] // len(kinds), dims[2])
         return [(f"{match[1]}.{e}.{kind}.weight", shape, "BF16") for e in range(dims[0]) for kind in kinds]
     if spec.name.endswith("self_attn.w_uv"):

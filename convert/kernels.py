@@ -36,22 +36,13 @@ _jit = numba.njit(nogil=True, cache=True, error_model="numpy")
 
 
 @_jit
-def amax_bits16(matrix: np.ndarray) -> int:
-    """Largest magnitude of bfloat16 bits [R, C], as bits. Magnitudes order like their bits; NaN is above infinity."""
-    best = np.uint16(0)
+def amax_bits(matrix: np.ndarray, mask: int) -> int:
+    """Largest magnitude of bits [R, C] of bfloat16 (as uint16) or float32 (as uint32), as bits. mask: all but the
+    sign's. Magnitudes order like their bits; NaN is above infinity."""
+    best = matrix.dtype.type(0)
     for row in range(matrix.shape[0]):
         for column in range(matrix.shape[1]):
-            best = max(best, np.uint16(matrix[row, column] & np.uint16(0x7FFF)))
-    return best
-
-
-@_jit
-def amax_bits32(matrix: np.ndarray) -> int:
-    """Largest magnitude of float32 bits [R, C], as bits."""
-    best = np.uint32(0)
-    for row in range(matrix.shape[0]):
-        for column in range(matrix.shape[1]):
-            best = max(best, np.uint32(matrix[row, column] & np.uint32(0x7FFFFFFF)))
+            best = max(best, matrix.dtype.type(matrix[row, column] & mask))
     return best
 
 

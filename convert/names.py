@@ -18,14 +18,14 @@ from glmspec.build.errors import CheckpointError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.contract import TensorSpec
 from glmspec.convert.calibration import INPUT_MOST, Activations
-from glmspec.convert.formats import Block, plain, to_float32
+from glmspec.convert.formats import Block, plain
 from glmspec.convert.fused import partners
 from glmspec.convert.kernels import BLOCK, GROUP
 from glmspec.convert.plan import Part, Task, Weight, chunks
 from glmspec.convert.recipe import Recipe
 from glmspec.convert.shards import Layout, Mapping, check_shards, layout_of
 from glmspec.convert.source import Source
-from glmspec.convert.storage import Shape, Stored, field_of, find, stored, stored_integers
+from glmspec.convert.storage import EXPERT_MATRICES, Shape, Stored, field_of, find, stored, stored_integers
 
 _LISTED = 8  # names shown in an error before "and N more"
 
@@ -142,8 +142,7 @@ class _Taker:
         format = self._format(spec, module, found)
 
         def make(block: Block) -> Block:
-            values = torch.from_numpy(to_float32(block)) if "fp" in block.format else block.tensor()
-            per_head = values.view(heads, nope + wide, rank)
+            per_head = block.values().view(heads, nope + wide, rank)
             half = per_head[:, nope:].transpose(1, 2) if value else per_head[:, :nope]
             return plain(format, half.reshape(-1, spec.dims[-1]))
 
@@ -152,8 +151,7 @@ class _Taker:
 
     def experts(self, spec: TensorSpec, layer: str) -> Weight:
         """Per-expert projections stacked (gate rows before up rows), or slices of the fused tensor."""
-        down = spec.name.endswith("down_proj")
-        kinds = ("down_proj",) if down else ("gate_proj", "up_proj")
+        kinds = EXPERT_MATRICES[spec.name.rpartition(".")[2]]
         count, rows = spec.dims[0], spec.dims[1] // len(kinds)
         modules = [f"{layer}mlp.experts.{expert}.{kind}" for expert in range(count) for kind in kinds]
         if spec.name in self.source:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glmspec.convert.formats import FORMATS, ITEM_BYTES, QUANTIZED, Block
+from glmspec.convert.formats import FORMATS, ITEM_BYTES, Block
 from glmspec.convert.kernels import BLOCK
 from glmspec.convert.shards import Layout
 from glmspec.convert.storage import Shape, Stored
@@ -79,11 +79,6 @@ class Weight:
         """Every tensor of the checkpoint it is made of."""
         return [name for task in self.tasks for part in task.parts for name in part.stored.names]
 
-    @property
-    def parameters(self) -> int:
-        """Numbers it stands for."""
-        return math.prod(self.dims)
-
     def field_name(self, suffix: str) -> str:
         """`X.weight` has `X.weight_scale` and `X.input_scale`, `X` without `.weight` has `X_scale`, `X_input_scale`."""
         if suffix == "input_scale" and self.name.endswith(".weight"):
@@ -146,8 +141,3 @@ def chunks(unit: int, stored: Stored, format: str, shares: tuple[Stored, ...] = 
 def needs_amax(task: Task, format: str) -> bool:
     """True when the format has one scale over the whole weight and it is not simply kept."""
     return format in ("fp8", "nvfp4") and any(part.stored.format != format for part in task.parts)
-
-
-def is_quantized(format: str) -> bool:
-    """True for formats with scales."""
-    return format in QUANTIZED

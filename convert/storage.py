@@ -30,8 +30,9 @@ _SCALES = (
     "input_scale",
     "input_global_scale",
 )
-_FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
-_KINDS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+# Experts as one tensor: its name, and the matrices of an expert that it stacks, in order.
+FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
+EXPERT_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _NO_WEIGHTS = ("k_scale", "v_scale", "inv_freq")
 Shape = tuple[int, ...]
 
@@ -134,8 +135,8 @@ def weights_of(source: Source) -> dict[str, Stored]:
     for name in sorted(source.tensors, key=_natural):
         if field_of(source, name) or name.endswith(_NO_WEIGHTS):
             continue
-        if fused := _FUSED_EXPERTS.fullmatch(name):
-            whole, kinds = stored(source, name), _KINDS[fused[2]]
+        if fused := FUSED_EXPERTS.fullmatch(name):
+            whole, kinds = stored(source, name), EXPERT_MATRICES[fused[2]]
             rows = whole.shape[1] // len(kinds)
             for at in range(whole.shape[0] * len(kinds)):
                 expert, kind = divmod(at, len(kinds))

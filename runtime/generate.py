@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,9 @@ from glmspec.build.errors import RequestError
 from glmspec.build.progress import Progress
 from glmspec.convert.files import write_bytes
 from glmspec.runtime.engine import Engine
+from glmspec.runtime.prompts import read_requests
 from glmspec.runtime.request import Answer, Request
 from glmspec.runtime.stats import SpecStats
-
-# Settings that other tools take from a prompt line: refused, because ignoring them would give another answer.
-_NOT_A_LINE_S = {
-    *("temperature", "top_p", "top_k", "min_p", "seed", "n", "best_of", "logprobs", "logit_bias"),
-    *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
-    *("stop", "stop_words", "stop_token_ids", "bad_words"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
-}
 
 
 @dataclass
@@ -57,7 +49,9 @@ def generate_file(
         raise RequestError(f"{output}: {output.parent} is not a folder")
     with progress.stage("Loading engines"):
         engine = Engine(engines, drafter, speculate)
-    requests = list(_requests(source, engine, max_tokens))
+    limit = engine.limits.max_model_len
+    sizes = {"max_tokens": max_tokens, "vocab_size": engine.verifier.config.vocab_size, "max_model_len": limit}
+    requests = list(read_requests(source, engine.tokenizer, **sizes))
     start = time.perf_counter()
     with progress.steps("Generating", len(requests)) as advance:
         jobs = answer_all(engine, requests, advance)
@@ -83,46 +77,6 @@ def answer_all(engine: Engine, requests: list[Request], advance=lambda name: Non
             if sequence.finished:
                 advance("prompt")
     return jobs
-
-
-def _requests(source: Path, engine: Engine, max_tokens: int) -> Iterator[Request]:
-    try:
-        text = source.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{source}: not UTF-8 text ({error})") from None
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            ids = _prompt_ids(line, engine)
-            request = Request(prompt_ids=tuple(ids), max_tokens=max_tokens)
-            config = engine.verifier.config
-            request.check(config.vocab_size, engine.limits.max_model_len, engine.tokenizer is not None)
-        except RequestError as error:
-            raise RequestError(f"{source}: line {number}: {error}") from None
-        yield request
-
-
-def _prompt_ids(line: str, engine: Engine) -> list[int]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"not JSON ({error})") from None
-    if not isinstance(value, dict) or ("prompt" in value) == ("prompt_token_ids" in value):
-        raise RequestError("expected an object with either prompt or prompt_token_ids")
-    odd = sorted(_NOT_A_LINE_S & value.keys())
-    if odd:
-        raise RequestError(f"{', '.join(odd)}: not a setting of a line; the command line sets it for all")
-    if "prompt" in value:
-        if not isinstance(value["prompt"], str):
-            raise RequestError(f"prompt: found {value['prompt']!r}, expected a text")
-        if engine.tokenizer is None:
-            raise RequestError("prompt: this engine has no tokenizer; give prompt_token_ids")
-        return engine.tokenizer.encode(value["prompt"])
-    ids = value["prompt_token_ids"]
-    if not isinstance(ids, list) or any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
-        raise RequestError("prompt_token_ids: expected a list of integers")
-    return ids
 
 
 def _summary(jobs: list[Job], seconds: float, engine: Engine) -> None:

@@ -3,7 +3,7 @@
 Names follow what existing clients send: TensorRT-LLM's templates (`sampling_param_*`, `streaming`) and the
 older `max_tokens`, `stream`, `stop_words`. Every alias of a field means the same; sending two is refused.
 An input that is not listed is refused: by Triton itself, or, where its HTTP endpoints turn it into a request
-parameter, by `requests.refuse_unknown`. Nothing is silently ignored.
+parameter, by `requests.refuse_unknown`. (Parameters that Triton itself defines, such as `priority`, pass.)
 """
 
 from __future__ import annotations

@@ -50,10 +50,13 @@ WEIGHTS = {
 }
 
 
-def modelopt_nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def assert_modelopt_s(found: Block, weight: torch.Tensor) -> None:
+    """Codes and both scales are those of ModelOpt's NVFP4 of `weight`."""
     second = weight.abs().amax().float() / (6 * 448)
     made, scale, second = NVFP4QTensor.quantize(weight.clone(), 16, None, second)
-    return made._quantized_data, scale, second
+    assert found.fields["scale_2"].item() == second.item()
+    assert np.array_equal(found.fields["scale"], scale.view(torch.uint8).numpy())
+    assert np.array_equal(found.fields[""], made._quantized_data.view(torch.uint8).numpy())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,11 +64,7 @@ def modelopt_nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, to
 def test_nvfp4_is_modelopt_s(name, dtype):
     weight = WEIGHTS[name].to(getattr(torch, dtype))
     block = plain(dtype, weight)
-    packed, scale, second = modelopt_nvfp4(weight)
-    found = convert(block, "nvfp4", amax(block))
-    assert found.fields["scale_2"].item() == second.item()
-    assert np.array_equal(found.fields["scale"], scale.view(torch.uint8).numpy())
-    assert np.array_equal(found.fields[""], packed.view(torch.uint8).numpy())
+    assert_modelopt_s(convert(block, "nvfp4", amax(block)), weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,11 +87,7 @@ def test_a_device_that_is_not_there_is_named():
 def test_nvfp4_straight_from_fp8_blocks(rows, columns):
     """As ModelOpt would from the dequantized matrix; partial blocks and subnormal codes among them."""
     block = convert(plain("float32", noise(rows, columns) * torch.exp(4 * noise(rows, 1, seed=1))), "fp8_block")
-    packed, scale, second = modelopt_nvfp4(torch.from_numpy(to_float32(block)))
-    found = convert(block, "nvfp4", amax(block))
-    assert found.fields["scale_2"].item() == second.item()
-    assert np.array_equal(found.fields["scale"], scale.view(torch.uint8).numpy())
-    assert np.array_equal(found.fields[""], packed.view(torch.uint8).numpy())
+    assert_modelopt_s(convert(block, "nvfp4", amax(block)), torch.from_numpy(to_float32(block)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
