@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.configs.target import Target
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError, ConfigError, MissingCapability
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.contract import CACHE
+from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network
 from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
@@ -84,6 +85,10 @@ class _Member:
             return self.origin.end_tokens
         return tuple(self.origin.record["eos_token_ids"])
 
+    def form(self, compute: str) -> Form:
+        """The form of its network."""
+        return self.origin.form(compute)
+
     def index_topk(self, limits: EngineLimits) -> int:
         """K of its DSA top-k, 0 for a drafter."""
         return limits.index_topk(self.config.index_topk) if isinstance(self.config, VerifierConfig) else 0
@@ -105,10 +110,11 @@ def build_engines(
     compute = options.compute or target.compute
     for member in members:
         with progress.stage(f"Authoring the {member.name} network"):
-            member.net = model_of(member.config, member.taps).author(limits, compute, tensorrt)
+            member.net = model_of(member.config, member.taps).author(limits, member.form(compute), tensorrt)
         if target.package:
             with progress.stage(f"Building {member.name} for {target.compute_capability}"):
-                member.plan = build_plan(member.net, limits, member.index_topk(limits), target.compute_capability)
+                ranges = limits.profiles(member.index_topk(limits))[CONTEXT]
+                member.plan = build_plan(member.net, ranges, target.compute_capability).plan
     with new_folder(out, ENGINES, inputs) as folder:
         for member in members:
             _write_member(member, folder, out, limits, compute, progress)
@@ -174,7 +180,7 @@ def _check_volumes(members: list[_Member], limits: EngineLimits) -> None:
     """Refuse caches that 32-bit offsets cannot address: kernels that use them would read elsewhere, silently."""
     sizes = {"X": limits.num_pages}
     for member in members:
-        specs = model_of(member.config, member.taps).input_specs(limits, "float32")
+        specs = model_of(member.config, member.taps).input_specs(limits, Form(compute="float32"))
         for spec in specs:
             volume = math.prod(sizes.get(dim, dim) for dim in spec.dims) if spec.role == CACHE else 0
             if volume > _MOST_ELEMENTS:
@@ -245,7 +251,7 @@ def _write_member(
                 "taps": list(member.taps),
                 "index_topk": k,
                 "limits": asdict(limits),
-                "profile": {symbol: list(bounds) for symbol, bounds in limits.ranges(k).items()},
+                "profiles": limits.profiles(k),
             },
             "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
             "network": {

@@ -1,34 +1,67 @@
-"""Ahead-of-time compilation: a network to a serialized TensorRT plan.
+"""Compilation: a network and the sizes of its steps to a serialized TensorRT plan.
 
 Needs no GPU with tensorrt_rtx (SM120). The plan holds no weights: they are inputs.
 """
 
 from __future__ import annotations
 
-from glmspec.build.configs.limits import EngineLimits
+from dataclasses import dataclass
+
+from glmspec.build.configs.limits import Ranges
 from glmspec.build.errors import NetworkError
 from glmspec.build.network.graph import Network
 
 
-def build_plan(net: Network, limits: EngineLimits, index_topk: int, compute_capability: str) -> bytes:
-    """The serialized engine. index_topk: K of the network's DSA top-k, 0 when it has none.
-    compute_capability: such as "SM120". Raises `NetworkError` with the layer's module path."""
-    trt = net.api
+@dataclass(frozen=True)
+class Built:
+    """plan: the serialized engine. log: what TensorRT said on the way. timing_cache: for the next build of something
+    alike; empty where TensorRT has none (tensorrt_rtx)."""
+
+    plan: bytes
+    log: tuple[str, ...]
+    timing_cache: bytes
+
+
+def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cache: bytes = b"") -> Built:
+    """Compile. ranges: of every run-time size. compute_capability: such as "SM120"; TensorRT for a GPU machine builds
+    for the GPU that is there. Raises `NetworkError` with the layer's module path."""
     config = net.builder.create_builder_config()
-    if hasattr(config, "num_compute_capabilities"):  # tensorrt_rtx: build for a GPU that is not here
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(getattr(trt.ComputeCapability, compute_capability), 0)
+    _aim(net, config, compute_capability)
+    cache = None if _ahead_of_time(config) else config.create_timing_cache(timing_cache)
+    if cache is not None:
+        config.set_timing_cache(cache, False)
     net.backend.take_errors()
-    if config.add_optimization_profile(_profile(net, limits.ranges(index_topk))) < 0:
+    net.backend.take_lines()
+    if _run_time_sizes(net) and config.add_optimization_profile(_profile(net, ranges)) < 0:
         raise NetworkError(f"{net.name}: TensorRT refuses the ranges of its inputs: {net.backend.take_errors()}")
     plan = net.builder.build_serialized_network(net.definition, config)
     complaint = net.backend.take_errors()
     if plan is None:
         raise NetworkError(f"{net.name}: TensorRT could not build the network: {complaint or 'it gave no reason'}")
-    return bytes(plan)
+    kept = b"" if cache is None else bytes(config.get_timing_cache().serialize())
+    return Built(bytes(plan), tuple(net.backend.take_lines()), kept)
 
 
-def _profile(net: Network, ranges: dict[str, tuple[int, int, int]]):
+def _ahead_of_time(config) -> bool:
+    """tensorrt_rtx: it builds for a GPU that need not be here."""
+    return hasattr(config, "num_compute_capabilities")
+
+
+def _aim(net: Network, config, compute_capability: str) -> None:
+    """What the engine is for: which GPU, and whether its ranks talk to each other."""
+    trt = net.api
+    if _ahead_of_time(config):
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, compute_capability), 0)
+    elif net.form.mapping.tp > 1:
+        config.set_preview_feature(trt.PreviewFeature.MULTIDEVICE_RUNTIME, True)
+
+
+def _run_time_sizes(net: Network) -> bool:
+    return any(isinstance(dim, str) for spec in net.contract().inputs for dim in spec.dims)
+
+
+def _profile(net: Network, ranges: Ranges):
     """One profile over every run-time size."""
     profile = net.builder.create_optimization_profile()
     for spec in net.contract().inputs:

@@ -15,6 +15,7 @@ from glmspec.build.errors import MissingCapability
 
 # TensorRT probes for a driver after every error; on a machine without one that adds a line that explains nothing.
 _NOISE = ("cudaError 35", "CUDA driver version is insufficient")
+_MOST_LINES = 10_000  # remarks kept between two builds
 _DTYPES = {
     "float32": "FLOAT",
     "bfloat16": "BF16",
@@ -22,6 +23,8 @@ _DTYPES = {
     "int32": "INT32",
     "int64": "INT64",
     "bool": "BOOL",
+    "float8_e4m3fn": "FP8",
+    "float4_e2m1fn": "FP4",
 }
 
 
@@ -33,7 +36,8 @@ class Backend:
         self.package = module.__name__
         self.version: str = module.__version__
         self.errors: list[str] = []  # error lines nobody has taken yet
-        self.logger = _logger(module, self.errors)
+        self.lines: list[str] = []  # warnings and remarks, likewise
+        self.logger = _logger(module, self.errors, self.lines)
         self._dtypes = {name: getattr(module.DataType, theirs) for name, theirs in _DTYPES.items()}
         self._names = {value: name for name, value in self._dtypes.items()}
 
@@ -42,6 +46,12 @@ class Backend:
         text = "\n".join(self.errors)
         self.errors.clear()
         return text
+
+    def take_lines(self) -> list[str]:
+        """Warnings and remarks since the last call."""
+        lines = list(self.lines)
+        self.lines.clear()
+        return lines
 
     def dtype(self, name: str) -> Any:
         """TensorRT's data type for a torch-style name such as "float32"."""
@@ -65,12 +75,18 @@ def backend(package: str | None = None) -> Backend:
     raise MissingCapability(f"{package or 'tensorrt_rtx'} cannot be imported on this machine (pip install {install}).")
 
 
-def _logger(module: ModuleType, errors: list[str]) -> Any:
-    class ErrorLog(module.ILogger):
-        """Keeps error lines; drops everything below."""
+def _logger(module: ModuleType, errors: list[str], lines: list[str]) -> Any:
+    severity = module.ILogger.Severity
 
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= module.ILogger.Severity.ERROR and not any(noise in message for noise in _NOISE):
+    class Log(module.ILogger):
+        """Keeps errors, warnings and remarks; drops what is below."""
+
+        def log(self, level: Any, message: str) -> None:
+            if any(noise in message for noise in _NOISE):
+                return
+            if level <= severity.ERROR:
                 errors.append(message)
+            elif level <= severity.INFO and len(lines) < _MOST_LINES:
+                lines.append(f"{str(level).rpartition('.')[2]}: {message}")
 
-    return ErrorLog()
+    return Log()

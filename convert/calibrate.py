@@ -16,9 +16,9 @@ from typing import Any
 from glmspec.build.configs.fields import read_json
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import ConfigError, MissingCapability
+from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.progress import Progress
 from glmspec.convert.files import write_json
-from glmspec.convert.formats import QUANTIZED
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import EXPERT_MATRICES, weights_of

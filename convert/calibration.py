@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from glmspec.build.configs.fields import read_json
 from glmspec.build.errors import CheckpointError, ConfigError
-from glmspec.convert.kernels import FP4_MAX, FP8_MAX
+from glmspec.build.network.formats import FP4_MAX, FP8_MAX
 from glmspec.convert.storage import Stored
 
 # The largest magnitude that a format's activation scale of 1 reaches, for formats that have one.

@@ -25,10 +25,12 @@ from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError, ConfigError
 from glmspec.build.models.registry import model_of
+from glmspec.build.network.form import Form, quantized_formats
+from glmspec.build.network.formats import FORMATS
+from glmspec.build.network.shards import Mapping, layout_of
 from glmspec.convert.files import sha256
-from glmspec.convert.formats import FORMATS, NUMPY, Block, to_float32
+from glmspec.convert.formats import NUMPY, Block, to_float32
 from glmspec.convert.plan import Weight
-from glmspec.convert.shards import Mapping, layout_of
 
 Config = VerifierConfig | DrafterConfig
 
@@ -79,14 +81,29 @@ class Checkpoint:
             if spec.name not in self.shared
         ]
 
+    def form(self, compute: str) -> Form:
+        """The form of a network that takes these weights as they are."""
+        quantization = self.record["quantization"]
+        return Form(
+            compute=compute,
+            mapping=self.mapping,
+            formats=quantized_formats(quantization["formats"]),
+            scaled=frozenset(quantization["inputs"]),
+        )
+
+    def tensors(self, rank: int) -> dict[str, torch.Tensor]:
+        """A rank's tensors as they are stored. Raises `CheckpointError` when a file is not whole."""
+        tensors = {}
+        for part in self.record["ranks"][rank]:
+            tensors |= self._read(part, lambda file, name: file.get_tensor(name))
+        return tensors
+
     def load(self) -> dict[str, torch.Tensor]:
         """Every weight of a checkpoint for one rank, quantized ones as float32. Raises `CheckpointError` when a file
         is not whole."""
         if self.mapping.tp > 1:
             raise CheckpointError(f"{self.folder}: made for {self.mapping.tp} ranks. Convert with --tp 1 to load it.")
-        tensors = {}
-        for part in self.record["parts"]:
-            tensors |= self._read(part, lambda file, name: file.get_tensor(name))
+        tensors = self.tensors(0)
         return {weight.name: _values(weight, tensors) for weight in self.weights()}
 
     def check(self, advance: Callable[[str], None] = lambda name: None) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from glmspec.build.configs.fields import read_json
 from glmspec.build.errors import CheckpointError
+from glmspec.build.network.shards import Mapping
 from glmspec.build.progress import Progress
 from glmspec.convert.calibration import Activations, read_calibration
 from glmspec.convert.conversion import plan_conversion
@@ -16,7 +17,6 @@ from glmspec.convert.hf import MANIFEST, write_hf
 from glmspec.convert.names import Options
 from glmspec.convert.on_device import require
 from glmspec.convert.recipe import RECIPES, read_recipe
-from glmspec.convert.shards import Mapping
 from glmspec.convert.source import SINGLE
 from glmspec.convert.writer import Run
 

@@ -17,9 +17,10 @@ from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
 from glmspec.build.errors import CheckpointError, GlmspecError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.models.registry import model_of
+from glmspec.build.network.form import Form, quantized_formats
+from glmspec.build.network.formats import QUANTIZED
 from glmspec.convert.checkpoint import Checkpoint, Config, is_converted, parse_config, read_checkpoint
 from glmspec.convert.files import CHECKPOINT, producer, resumable_folder, sha256, write_json
-from glmspec.convert.formats import QUANTIZED
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
@@ -57,6 +58,15 @@ class Conversion:
     def ranks(self) -> int:
         """Ranks that will be written."""
         return self.options.mapping.tp
+
+    def form(self, compute: str) -> Form:
+        """The form of a network that takes what will be written."""
+        return Form(
+            compute=compute,
+            mapping=self.options.mapping,
+            formats=quantized_formats({weight.name: weight.format for weight in self.plan.weights}),
+            scaled=frozenset(weight.name for weight in self.plan.weights if weight.inputs is not None),
+        )
 
     def write(self, out: Path, run: Run | None = None) -> Checkpoint:
         """Write the converted checkpoint. Raises `GlmspecError` when the disk is too small, before anything is

@@ -14,13 +14,13 @@ from typing import Any
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.errors import GlmspecError
+from glmspec.build.network.formats import QUANTIZED
+from glmspec.build.network.shards import Layout, Mapping, Split
 from glmspec.convert.conversion import Conversion, other_files, parts_record, source_record
 from glmspec.convert.files import HF_CHECKPOINT, producer, write_json
-from glmspec.convert.formats import QUANTIZED
 from glmspec.convert.fused import partners
 from glmspec.convert.names import Options, Plan, activation_notes
 from glmspec.convert.plan import Weight, chunks
-from glmspec.convert.shards import Layout, Mapping, Split
 from glmspec.convert.source import Source
 from glmspec.convert.storage import Stored, weights_of
 from glmspec.convert.writer import Journal, Run

@@ -15,7 +15,7 @@ from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.contract import TensorSpec
-from glmspec.convert.formats import FORMATS
+from glmspec.build.network.formats import FORMATS
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source, TensorInfo
 from glmspec.convert.storage import EXPERT_MATRICES, FUSED_EXPERTS

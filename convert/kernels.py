@@ -13,9 +13,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-BLOCK = 128  # rows and columns that share a scale in FP8 with block scales
-GROUP = 16  # columns that share a scale in NVFP4
-FP4_MAX, FP8_MAX = 6.0, 448.0
+from glmspec.build.network.formats import BLOCK, GROUP
 
 _E4M3 = np.array(
     [

@@ -17,13 +17,13 @@ from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.contract import TensorSpec
+from glmspec.build.network.formats import BLOCK, GROUP
+from glmspec.build.network.shards import Layout, Mapping, check_shards, layout_of
 from glmspec.convert.calibration import INPUT_MOST, Activations
 from glmspec.convert.formats import Block, plain
 from glmspec.convert.fused import partners
-from glmspec.convert.kernels import BLOCK, GROUP
 from glmspec.convert.plan import Part, Task, Weight, chunks
 from glmspec.convert.recipe import Recipe
-from glmspec.convert.shards import Layout, Mapping, check_shards, layout_of
 from glmspec.convert.source import Source
 from glmspec.convert.storage import EXPERT_MATRICES, Shape, Stored, field_of, find, stored, stored_integers
 

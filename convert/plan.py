@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glmspec.convert.formats import FORMATS, ITEM_BYTES, Block
-from glmspec.convert.kernels import BLOCK
-from glmspec.convert.shards import Layout
+from glmspec.build.network.form import Held, field_name, held
+from glmspec.build.network.formats import BLOCK, FORMATS, ITEM_BYTES
+from glmspec.build.network.shards import Layout
+from glmspec.convert.formats import Block
 from glmspec.convert.storage import Shape, Stored
 
 _CHUNK = 1 << 25  # bytes of a matrix handled at once, where its format allows cutting it
@@ -49,20 +50,6 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Output:
-    """One tensor of one rank's files, as in its header."""
-
-    name: str
-    dtype: str
-    shape: Shape
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
-
-
-@dataclass(frozen=True)
 class Weight:
     """One weight of the network. dims: its shape before sharding. inputs: activation scales, one a unit, None for a
     weight whose format has none or none are known."""
@@ -80,35 +67,12 @@ class Weight:
         return [name for task in self.tasks for part in task.parts for name in part.stored.names]
 
     def field_name(self, suffix: str) -> str:
-        """`X.weight` has `X.weight_scale` and `X.input_scale`, `X` without `.weight` has `X_scale`, `X_input_scale`."""
-        if suffix == "input_scale" and self.name.endswith(".weight"):
-            return self.name.removesuffix("weight") + suffix
-        return f"{self.name}_{suffix}" if suffix else self.name
+        """The name of the tensor that holds one of its fields."""
+        return field_name(self.name, suffix)
 
-    def outputs(self, rank: int) -> dict[str, Output]:
+    def outputs(self, rank: int) -> dict[str, Held]:
         """The tensors a rank holds of it, by field."""
-        units, rows, columns = self.layout.box(rank)
-        made = {}
-        for suffix, field in FORMATS[self.format].items():
-            size = field.size(len(rows), len(columns))
-            shape = self._shape(len(units), size, bool(field.rows))
-            made[suffix] = Output(self.field_name(suffix), field.dtype, shape)
-        if self.inputs is not None:
-            shape = self._shape(len(units), (1, 1), False)
-            made["input_scale"] = Output(self.field_name("input_scale"), "F32", shape)
-        return made
-
-    def _shape(self, units: int, size: tuple[int, int], matrix: bool) -> Shape:
-        """A field's shape: the weight's own with its last two dimensions replaced, or one number a unit."""
-        if self.layout.units == 1:
-            if not matrix:
-                return ()
-            return size if len(self.dims) == 2 else (*self.dims[:-1], size[1]) if len(self.dims) > 1 else self.dims
-        stacked = self.dims[1] // self.layout.rows  # units in a slice of the first dimension: gate and up are two
-        lead = (units // stacked,)
-        if not matrix:
-            return lead if stacked == 1 else (*lead, stacked)
-        return (*lead, stacked * size[0], size[1])
+        return held(self.name, self.dims, self.format, self.layout, self.inputs is not None, rank)
 
     def places(self, rank: int, part: Part, block: Block) -> Iterator[tuple[str, int, np.ndarray]]:
         """What a rank takes of a finished part: field, byte offset in the field's tensor, rows."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.errors import ConfigError
-from glmspec.convert.formats import QUANTIZED
+from glmspec.build.network.formats import QUANTIZED
 
 AUTO = "auto"
 FORMATS = (AUTO, "bfloat16", "fp8_block", "fp8", "nvfp4")

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from glmspec.build.errors import CheckpointError
-from glmspec.convert.formats import FORMATS, TORCH, Block, plain, to_float32
-from glmspec.convert.kernels import BLOCK, GROUP
+from glmspec.build.network.formats import BLOCK, FORMATS, GROUP
+from glmspec.convert.formats import TORCH, Block, plain, to_float32
 from glmspec.convert.source import Source
 
 _PLAIN = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

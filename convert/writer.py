@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from glmspec.build.errors import CheckpointError
+from glmspec.build.network.form import Held
 from glmspec.convert import formats
 from glmspec.convert.files import sha256, write_bytes
 from glmspec.convert.formats import Block
-from glmspec.convert.plan import Output, Part, Task, Weight, needs_amax
+from glmspec.convert.plan import Part, Task, Weight, needs_amax
 from glmspec.convert.storage import Stored
 
 PART_BYTES = 1 << 31  # a part holds whole tensors up to this size, or one larger tensor
@@ -48,7 +49,7 @@ class FilePart:
 
     file: str
     header: bytes
-    offsets: dict[tuple[int, str], tuple[Output, int]]
+    offsets: dict[tuple[int, str], tuple[Held, int]]
     size: int
 
 

@@ -18,6 +18,7 @@ from glmspec.plugins import (
     markov_walk,
     moe,
     rms_norm,
+    rounding,
     selector_walk,
     sparse_mla,
 )
@@ -33,6 +34,7 @@ OPS: dict[str, Callable] = {
     "markov_walk": markov_walk.reference,
     "moe": moe.reference,
     "rms_norm": rms_norm.reference,
+    "rounding": rounding.reference,
     "selector_walk": selector_walk.reference,
     "sparse_mla": sparse_mla.reference,
 }

@@ -28,8 +28,12 @@ def reference(
     positions_N: torch.Tensor,
     *,
     k: int,
+    at_once: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cache rows int32 [N, K] in context order, and bool [N, K]: False where the context is shorter."""
+    """Cache rows int32 [N, K] in context order, and bool [N, K]: False where the context is shorter.
+
+    at_once: heads that the native form scores at once; no result depends on it.
+    """
     page_size = keys_X1PD.shape[2]
     segment_N = row_slot_N2[:, 0].long()
     position_N1 = positions_N.long().unsqueeze(1)
@@ -74,14 +78,16 @@ def native(
     positions_N: Tensor,
     *,
     k: int,
+    at_once: int,
 ) -> tuple[Tensor, Tensor]:
     """Cache rows int32 [N, K] in context order, and bool [N, K]: False where the context is shorter.
 
-    Keys are gathered once a segment. Needs L >= K: the host pads page tables with the null page.
+    Keys are gathered once a segment. Needs L >= K: the host pads page tables with the null page. at_once: heads scored
+    at once, which bounds the largest tensor, float32 [G, S, at_once, L].
     """
     inputs = [q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, positions_N]
-    with q_NHD.net.region("index_topk", inputs, {"k": k}) as outputs:
-        score_NL = _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2)
+    with q_NHD.net.region("index_topk", inputs, {"k": k, "at_once": at_once}) as outputs:
+        score_NL = _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, at_once)
         column_1L = ops.reshape(ops.arange_like(score_NL, 1), (1, -1))
         position_N1 = ops.reshape(positions_N, (0, 1))
         score_NL = ops.select(column_1L > position_N1, float("-inf"), score_NL)
@@ -91,15 +97,22 @@ def native(
     return outputs[0], outputs[1]
 
 
-def _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2) -> Tensor:
+def _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, at_once) -> Tensor:
     """float32 [N, L]."""
     heads, dim = q_NHD.shape[1:]
     keys_GMPD = ops.gather(keys_X1PD, page_table_GM)
-    keys_G1LD = ops.reshape(ops.reshape(keys_GMPD, (0, -1, dim)), (0, 1, -1, dim))
+    keys_G1LD = ops.cast(ops.reshape(ops.reshape(keys_GMPD, (0, -1, dim)), (0, 1, -1, dim)), "float32")
     q_GSHD = ops.cast(ops.gather(q_NHD, segment_rows_GS), "float32")
-    per_head_GSHL = ops.relu(ops.matmul(q_GSHD, ops.cast(keys_G1LD, "float32"), transpose_b=True))
-    weight_GS1H = ops.reshape(ops.gather(weight_NH, segment_rows_GS), (0, 0, 1, heads))
-    score_GS1L = ops.matmul(weight_GS1H, per_head_GSHL)
+    weight_GSH = ops.gather(weight_NH, segment_rows_GS)
+    score_GS1L = None
+    for head in range(0, heads, at_once):
+        count = min(at_once, heads - head)
+        some_GSHD, weight_GS1H = q_GSHD, weight_GSH
+        if count < heads:
+            some_GSHD, weight_GS1H = ops.narrow(q_GSHD, 2, head, count), ops.narrow(weight_GSH, 2, head, count)
+        per_head_GSHL = ops.relu(ops.matmul(some_GSHD, keys_G1LD, transpose_b=True))
+        part_GS1L = ops.matmul(ops.reshape(weight_GS1H, (0, 0, 1, count)), per_head_GSHL)
+        score_GS1L = part_GS1L if score_GS1L is None else score_GS1L + part_GS1L
     return ops.reshape(ops.gather_nd(score_GS1L, row_slot_N2), (0, -1))
 
 

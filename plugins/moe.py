@@ -1,7 +1,7 @@
 """Routed experts: out = sum over a token's chosen experts of weight * down(silu(gate(x)) * up(x)).
 
-The native form computes every expert for every token and masks (it is what SM120 can build);
-the reference computes the chosen ones only.
+Two native forms. "composed" computes every expert for every token and masks: any GPU builds it. "layer" is TensorRT's
+own mixture-of-experts layer (SM100, SM103). The reference computes the chosen experts only.
 
 Legend: N tokens, D hidden, E experts, A experts a token, F expert width (gate rows first, then up).
 """
@@ -11,8 +11,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from glmspec.build.errors import NetworkError
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins import rounding
 
 # How the reference computes the chosen experts: for a few (token, expert) pairs it copies their experts'
 # weights; small weights it multiplies all at once, a batch an expert; else it loops over the experts hit.
@@ -26,59 +28,113 @@ def reference(
     weight_NA: torch.Tensor,
     gate_up_EFD: torch.Tensor,
     down_EDF: torch.Tensor,
+    middle_E: torch.Tensor | None = None,
+    *,
+    middle: str | None = None,
 ) -> torch.Tensor:
-    """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype."""
+    """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype.
+
+    middle: format to which the input of `down` is rounded (`rounding.py`), with scales middle_E if it takes some.
+    """
     expert_NA = expert_NA.long()
+
+    def gated(gate_up: torch.Tensor, axis: int, expert: torch.Tensor | None) -> torch.Tensor:
+        """silu(gate) * up, rounded. axis: of the columns. expert: whose scale, broadcast to the result's lead."""
+        gate, up = gate_up.chunk(2, axis)
+        hidden = functional.silu(gate) * up
+        if middle is None:
+            return hidden
+        scale = None if middle_E is None else middle_E[expert].unsqueeze(-1)
+        turned = rounding.reference(hidden.movedim(axis, -1), scale, format=middle)
+        return turned.movedim(-1, axis)
+
     if expert_NA.numel() <= min(_GATHER_PAIRS, len(gate_up_EFD)):
-        out_NAD = _gathered(x_ND, expert_NA, gate_up_EFD, down_EDF)
+        out_NAD = _gathered(x_ND, expert_NA, gate_up_EFD, down_EDF, gated)
     elif gate_up_EFD.numel() <= _SMALL_WEIGHTS:
-        out_NAD = _batched(x_ND, expert_NA, gate_up_EFD, down_EDF)
+        out_NAD = _batched(x_ND, expert_NA, gate_up_EFD, down_EDF, gated)
     else:
-        out_NAD = _looped(x_ND, expert_NA, gate_up_EFD, down_EDF)
+        out_NAD = _looped(x_ND, expert_NA, gate_up_EFD, down_EDF, gated)
     return (out_NAD * weight_NA.to(x_ND.dtype).unsqueeze(2)).sum(1)
 
 
-def _gathered(x_ND, expert_NA, gate_up_EFD, down_EDF) -> torch.Tensor:
+def _gathered(x_ND, expert_NA, gate_up_EFD, down_EDF, gated) -> torch.Tensor:
     """[N, A, D]: one matrix-vector product a pair."""
     pair_expert = expert_NA.reshape(-1)
     pair_x = x_ND.repeat_interleave(expert_NA.shape[1], 0).unsqueeze(2)
-    gate, up = torch.bmm(gate_up_EFD[pair_expert], pair_x).chunk(2, 1)
-    return torch.bmm(down_EDF[pair_expert], functional.silu(gate) * up).view(*expert_NA.shape, -1)
+    hidden = gated(torch.bmm(gate_up_EFD[pair_expert], pair_x), 1, pair_expert.unsqueeze(1))
+    return torch.bmm(down_EDF[pair_expert], hidden).view(*expert_NA.shape, -1)
 
 
-def _batched(x_ND, expert_NA, gate_up_EFD, down_EDF) -> torch.Tensor:
+def _batched(x_ND, expert_NA, gate_up_EFD, down_EDF, gated) -> torch.Tensor:
     """[N, A, D]: every expert on every token, then the chosen ones."""
-    gate, up = torch.matmul(x_ND, gate_up_EFD.mT).chunk(2, 2)
-    out_END = torch.bmm(functional.silu(gate) * up, down_EDF.mT)
+    hidden_ENF = gated(torch.matmul(x_ND, gate_up_EFD.mT), 2, torch.arange(len(gate_up_EFD)).unsqueeze(1))
+    out_END = torch.bmm(hidden_ENF, down_EDF.mT)
     return out_END[expert_NA, torch.arange(len(x_ND)).unsqueeze(1)]
 
 
-def _looped(x_ND, expert_NA, gate_up_EFD, down_EDF) -> torch.Tensor:
+def _looped(x_ND, expert_NA, gate_up_EFD, down_EDF, gated) -> torch.Tensor:
     """[N, A, D]: each expert that was hit, on its tokens."""
     out_NAD = x_ND.new_empty(*expert_NA.shape, x_ND.shape[1])
     for expert in expert_NA.unique().tolist():
         token, place = (expert_NA == expert).nonzero(as_tuple=True)
-        gate, up = functional.linear(x_ND[token], gate_up_EFD[expert]).chunk(2, -1)
-        out_NAD[token, place] = functional.linear(functional.silu(gate) * up, down_EDF[expert])
+        gate_up = functional.linear(x_ND[token], gate_up_EFD[expert])
+        out_NAD[token, place] = functional.linear(gated(gate_up, -1, torch.tensor([expert])), down_EDF[expert])
     return out_NAD
 
 
-def native(x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor, gate_up_EFD: Tensor, down_EDF: Tensor) -> Tensor:
-    """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype."""
+def native(
+    x_ND: Tensor,
+    expert_NA: Tensor,
+    weight_NA: Tensor,
+    gate_up_EFD: Tensor,
+    down_EDF: Tensor,
+    middle_E: Tensor | None = None,
+    *,
+    middle: str | None = None,
+) -> Tensor:
+    """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype. See `reference`."""
     net = x_ND.net
-    experts, width = gate_up_EFD.shape[0], down_EDF.shape[2]
-    hidden, chosen = x_ND.shape[1], expert_NA.shape[1]
-    with net.region("moe", [x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF], {}) as outputs:
-        x_1ND = ops.reshape(x_ND, (1, -1, hidden))
-        gate_up_ENF = ops.matmul(x_1ND, gate_up_EFD, transpose_b=True)
-        gate_ENF = ops.narrow(gate_up_ENF, 2, 0, width)
-        up_ENF = ops.narrow(gate_up_ENF, 2, width, width)
-        out_END = ops.matmul(ops.silu(gate_ENF) * up_ENF, down_EDF, transpose_b=True)
-        # The routing weight of every (token, expert): zero where the expert was not chosen.
-        id_11E = net.constant([[list(range(experts))]], "int32")
-        hit_NAE = ops.reshape(expert_NA, (0, chosen, 1)).equals(id_11E)
-        dense_NAE = ops.select(hit_NAE, ops.reshape(weight_NA, (0, chosen, 1)), 0.0)
-        dense_NE = ops.cast(ops.reduce(dense_NAE, "SUM", 1, keep=False), x_ND.dtype)
-        dense_EN1 = ops.reshape(ops.transpose(dense_NE, (1, 0)), (experts, -1, 1))
-        outputs.append(ops.reduce(out_END * dense_EN1, "SUM", 0, keep=False))
+    lower = {"composed": _composed, "layer": _layer}.get(net.form.moe)
+    if lower is None:
+        raise NetworkError(f"{net.name}: form of the experts: found {net.form.moe!r}, expected 'composed' or 'layer'")
+    inputs = [x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF] + ([] if middle_E is None else [middle_E])
+    with net.region("moe", inputs, {"middle": middle}) as outputs:
+        outputs.append(lower(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle))
     return outputs[0]
+
+
+def _composed(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle) -> Tensor:
+    """Every expert on every token, weighed by zero where it was not chosen."""
+    net, (hidden, chosen) = x_ND.net, (x_ND.shape[1], expert_NA.shape[1])
+    experts, width = gate_up_EFD.shape[0], down_EDF.shape[2]
+    x_1ND = ops.reshape(x_ND, (1, -1, hidden))
+    gate_up_ENF = ops.matmul(x_1ND, gate_up_EFD, transpose_b=True)
+    gate_ENF = ops.narrow(gate_up_ENF, 2, 0, width)
+    up_ENF = ops.narrow(gate_up_ENF, 2, width, width)
+    hidden_ENF = ops.silu(gate_ENF) * up_ENF
+    if middle is not None:
+        hidden_ENF = rounding.native(hidden_ENF, middle_E, format=middle)
+    out_END = ops.matmul(hidden_ENF, down_EDF, transpose_b=True)
+    # The routing weight of every (token, expert): zero where the expert was not chosen.
+    id_11E = net.constant([[list(range(experts))]], "int32")
+    hit_NAE = ops.reshape(expert_NA, (0, chosen, 1)).equals(id_11E)
+    dense_NAE = ops.select(hit_NAE, ops.reshape(weight_NA, (0, chosen, 1)), 0.0)
+    dense_NE = ops.cast(ops.reduce(dense_NAE, "SUM", 1, keep=False), x_ND.dtype)
+    dense_EN1 = ops.reshape(ops.transpose(dense_NE, (1, 0)), (experts, -1, 1))
+    return ops.reduce(out_END * dense_EN1, "SUM", 0, keep=False)
+
+
+def _layer(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle) -> Tensor:
+    """TensorRT's layer takes matrices the other way round. Its input of `down` stays unrounded: in TensorRT 11 it can
+    round to FP8 only."""
+    hidden, chosen, width = x_ND.shape[1], expert_NA.shape[1], down_EDF.shape[2]
+    gate_EDF, up_EDF = (ops.transpose(ops.narrow(gate_up_EFD, 1, at, width), (0, 2, 1)) for at in (0, width))
+    out_1ND = ops.moe(
+        ops.reshape(x_ND, (1, -1, hidden)),
+        ops.reshape(expert_NA, (1, -1, chosen)),
+        ops.reshape(ops.cast(weight_NA, x_ND.dtype), (1, -1, chosen)),
+        gate_EDF,
+        up_EDF,
+        ops.transpose(down_EDF, (0, 2, 1)),
+    )
+    return ops.reshape(out_1ND, (-1, hidden))

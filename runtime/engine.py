@@ -40,7 +40,7 @@ class Engine:
         verifier = self.directory.checkpoint(self.directory.verifier)
         if verifier.config.hidden_size <= _SMALL_MODEL:
             torch.set_num_threads(1)
-        self.verifier = _model(verifier, self.directory.model(self.directory.verifier), verifier.load())
+        self.verifier = _model(verifier, self.directory.model(self.directory.verifier))
         self.drafter = self._load_drafter() if self.drafter_name else None
         num_drafts = self.drafter.config.num_drafts if self.drafter else 0
         reach = self.drafter.config.max_position_embeddings if self.drafter else 0
@@ -50,9 +50,13 @@ class Engine:
 
     def _load_drafter(self) -> Model:
         checkpoint = self.directory.checkpoint(self.drafter_name)
-        # Shared weights are the verifier's own tensors, already in the compute dtype: no second copy.
-        shared = {name: self.verifier.weights[source] for name, source in checkpoint.shared.items()}
-        return _model(checkpoint, self.directory.model(self.drafter_name), checkpoint.load() | shared)
+        shared = {name: self._shared(source) for name, source in checkpoint.shared.items()}
+        return _model(checkpoint, self.directory.model(self.drafter_name), shared)
+
+    def _shared(self, name: str) -> torch.Tensor:
+        """A whole weight of the verifier, in the compute dtype: on one rank its own tensor and no second copy."""
+        parts = [mine[name] for mine in self.verifier.weights]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)[: self.verifier.config.vocab_size]
 
     @property
     def busy(self) -> bool:
@@ -115,13 +119,13 @@ def _runnable(directory: EngineDirectory) -> EngineDirectory:
     return directory
 
 
-def _model(checkpoint: Checkpoint, config: dict[str, Any], weights: dict[str, torch.Tensor]) -> Model:
+def _model(checkpoint: Checkpoint, config: dict[str, Any], shared: dict[str, torch.Tensor] | None = None) -> Model:
     build = config["build_config"]
     return Model(
         checkpoint.config,
         EngineLimits(**build["limits"]),
-        build["compute"],
-        weights,
+        checkpoint.form(build["compute"]),
+        [checkpoint.tensors(rank) | (shared or {}) for rank in range(checkpoint.mapping.tp)],
         taps=tuple(build["taps"]),
         network_sha256=config["network"]["sha256"],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,28 +11,31 @@ from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import EngineError
+from glmspec.build.layers.basic import EXPERT_START, VOCABULARY_START
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, Contract, TensorSpec
+from glmspec.build.network.form import FP4, Form
 from glmspec.build.network.reader import read
+from glmspec.build.network.shards import Mapping
 from glmspec.build.trt import backend
-from glmspec.runtime.executor import ReferenceExecutor
+from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor
 
 
 class Model:
-    """One network on the reference executor. weights: float tensors by name, in any float dtype."""
+    """One network on the reference executor, all of its ranks. weights: by rank; plain ones in any float dtype."""
 
     def __init__(
         self,
         config: VerifierConfig | DrafterConfig,
         limits: EngineLimits,
-        compute: str,
-        weights: dict[str, torch.Tensor],
+        form: Form,
+        weights: Sequence[dict[str, torch.Tensor]],
         *,
         taps: tuple[int, ...] = (),
         network_sha256: str | None = None,
         **executor_options: Any,
     ) -> None:
-        net = model_of(config, taps).author(limits, compute, backend())
+        net = model_of(config, taps).author(limits, form, backend())
         graph = read(net.definition, net.backend)
         self.network_sha256 = graph.content_hash()
         if network_sha256 not in (None, self.network_sha256):
@@ -42,15 +46,31 @@ class Model:
         self.config = config
         self.contract: Contract = net.contract()
         self.tap_names = [spec.name for spec in self.contract.inputs if spec.name.startswith("tap.")]
-        self.weights = {spec.name: _weight(spec, weights) for spec in self.contract.of_role(WEIGHT)}
-        tables = {spec.name: rope_table(spec, config.rope_theta) for spec in self.contract.of_role(TABLE)}
+        self.weights = [{spec.name: _weight(spec, mine) for spec in self.contract.of_role(WEIGHT)} for mine in weights]
+        tables = [
+            {spec.name: _table(spec, config, form.mapping, rank) for spec in self.contract.of_role(TABLE)}
+            for rank in range(form.mapping.tp)
+        ]
         # Zeros, because a masked row still enters a sum: 0 * NaN would poison it.
-        self.caches = {spec.name: _zeros(spec, limits) for spec in self.contract.of_role(CACHE)}
-        self.executor = ReferenceExecutor(graph, self.weights | tables, self.caches, **executor_options)
+        self.caches = [{spec.name: _zeros(spec, limits) for spec in self.contract.of_role(CACHE)} for _ in self.weights]
+        bound = [mine | own for mine, own in zip(self.weights, tables, strict=True)]
+        if form.mapping.tp == 1:
+            self.executor = ReferenceExecutor(graph, bound[0], self.caches[0], **executor_options)
+        else:
+            self.executor = LockstepExecutor(graph, bound, self.caches, **executor_options)
 
     def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One step: see the contract for names and shapes."""
         return self.executor.run(inputs)
+
+
+def _table(spec: TensorSpec, config: VerifierConfig | DrafterConfig, mapping: Mapping, rank: int) -> torch.Tensor:
+    """A rank's table input: the rotary table, or where its part of the vocabulary or of the experts begins."""
+    if spec.name == VOCABULARY_START:
+        return torch.tensor([rank * -(-config.vocab_size // mapping.tp)], dtype=torch.int32)
+    if spec.name == EXPERT_START:
+        return torch.tensor([mapping.expert_group(rank) * config.n_routed_experts // mapping.ep], dtype=torch.int32)
+    return rope_table(spec, config.rope_theta)
 
 
 def rope_table(spec: TensorSpec, theta: float) -> torch.Tensor:
@@ -64,7 +84,8 @@ def rope_table(spec: TensorSpec, theta: float) -> torch.Tensor:
 def _weight(spec: TensorSpec, weights: dict[str, torch.Tensor]) -> torch.Tensor:
     if spec.name not in weights:
         raise EngineError(f"weight {spec}: not in the checkpoint the engine was built for")
-    return weights[spec.name].to(getattr(torch, spec.dtype))
+    tensor = weights[spec.name]
+    return tensor if spec.dtype == FP4 else tensor.to(getattr(torch, spec.dtype))
 
 
 def _zeros(spec: TensorSpec, limits: EngineLimits) -> torch.Tensor:

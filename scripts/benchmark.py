@@ -25,6 +25,7 @@ from rich.progress import track
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
+from glmspec.build.network.form import Form
 from glmspec.build.progress import Progress
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.model import Model
@@ -85,7 +86,7 @@ def measure_decode(engine: Engine, rounds: int) -> dict[str, float]:
     torch.set_num_threads(1)
     ids = list((b"Count: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10. " * 8)[:CONTEXT])
     verifier = engine.verifier
-    every = Model(verifier.config, engine.limits, "float32", verifier.weights, regions=False)
+    every = Model(verifier.config, engine.limits, Form(compute="float32"), verifier.weights, regions=False)
     cases = {"1 row": (verifier, 1), "9 rows": (verifier, 9), "1 row, every layer": (every, 1)}
     times: dict[str, list[float]] = {name: [] for name in ("transformers", *cases)}
     for _ in track(range(rounds), "Decode steps", console=console):

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from glmspec.build.errors import ConfigError
 
 TOPK_LIMIT = 3840  # TensorRT's TopK refuses a larger K
+MOST_ELEMENTS = 2**31 - 1  # of one tensor of a step, as TensorRT counts them
+GENERATION, CONTEXT = "generation", "context"
+Ranges = dict[str, tuple[int, int, int]]  # contract symbol -> least, typical and greatest value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +59,42 @@ class EngineLimits:
             raise ConfigError(f"index_topk: found {k}, expected at most {TOPK_LIMIT}, the most TensorRT's TopK takes.")
         return k
 
-    def ranges(self, k: int) -> dict[str, tuple[int, int, int]]:
-        """Least, typical and greatest value of every contract symbol. k: the DSA top-k (0: no indexer)."""
-        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+    def index_heads(self, heads: int) -> int:
+        """Heads of the indexer that are scored at once: as many as keep the scores of a step, one a head, row of a
+        segment and row of the longest context, within what TensorRT can count."""
+        segments = self.profiles(0)[CONTEXT]["G"][2]
+        scores = segments * self.segment_rows * self.pages_per_sequence * self.page_size
+        if scores > MOST_ELEMENTS:
+            raise ConfigError(
+                f"max_num_batched_tokens: found {self.max_num_batched_tokens} with sequences of {self.max_model_len:,} "
+                f"tokens, whose index scores are {scores:,} numbers a head, expected at most {MOST_ELEMENTS:,}. "
+                "Lower --max-num-batched-tokens, --max-num-seqs or --max-model-len."
+            )
+        return min(heads, MOST_ELEMENTS // scores)
+
+    def profiles(self, k: int) -> dict[str, Ranges]:
+        """The steps an engine is built for: "generation" (blocks and single tokens only) and "context" (any step, with
+        chunks of prompts). k: the DSA top-k (0: no indexer)."""
+        seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        blocks = seqs * self.block_rows
         segments = seqs + -(-tokens // self.segment_rows)
-        least_pages = max(1, -(-k // self.page_size))
-        typical_rows = min(self.block_rows, self.segment_rows)
         return {
-            "N": (1, self.block_rows, tokens),
+            GENERATION: self._ranges(k, blocks, seqs, self.block_rows),
+            CONTEXT: self._ranges(k, tokens, segments, self.segment_rows),
+        }
+
+    def _ranges(self, k: int, rows: int, segments: int, segment_rows: int) -> Ranges:
+        """Least, typical and greatest value of every contract symbol."""
+        seqs, pages = self.max_num_seqs, self.pages_per_sequence
+        least_pages = max(1, -(-k // self.page_size))
+        return {
+            "N": (1, self.block_rows, rows),
             "R": (1, self.block_rows, seqs * self.block_rows),
             "G": (1, 1, segments),
-            "S": (1, typical_rows, self.segment_rows),
-            "M": (least_pages, max(least_pages, self.pages_per_sequence // 2), self.pages_per_sequence),
+            "S": (1, min(self.block_rows, segment_rows), segment_rows),
+            "M": (least_pages, max(least_pages, pages // 2), pages),
             "X": (2, self.num_pages, self.num_pages),
             "X+1": (3, self.num_pages + 1, self.num_pages + 1),
-            "C": (1, self.block_rows, tokens),
+            "C": (1, self.block_rows, rows),
             "B": (1, 1, seqs),
         }

@@ -5,10 +5,14 @@ Legend: N tokens, D input columns, F output columns.
 
 from __future__ import annotations
 
+from glmspec.build.layers.quantized import dequantized, rounded
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.build.network.module import Module, Weight
 from glmspec.plugins import rms_norm
+
+# Table inputs, int32 [1]: the first token id, and the first expert, that a rank holds.
+VOCABULARY_START, EXPERT_START = "vocabulary_start", "expert_start"
 
 
 class Embedding(Module):
@@ -22,16 +26,32 @@ class Embedding(Module):
         return ops.gather(self.weight.tensor, ids_N)
 
 
+class VocabularyEmbedding(Embedding):
+    """An `Embedding` whose rows are divided among the ranks: each looks up its own, the sum is everybody's."""
+
+    def forward(self, ids_N: Tensor) -> Tensor:
+        """int32 [N] -> [N, D]."""
+        net = ids_N.net
+        if net.form.mapping.tp == 1:
+            return super().forward(ids_N)
+        rows = self.weight.tensor.shape[0]
+        own_N = ids_N - net.inputs[VOCABULARY_START]
+        here_N = ops.unary(own_N < 0, "NOT") & (own_N < rows)
+        found_ND = ops.gather(self.weight.tensor, ops.select(here_N, own_N, 0))
+        return ops.all_reduce(ops.select(ops.reshape(here_N, (-1, 1)), found_ND, 0.0))
+
+
 class Linear(Module):
-    """y = x W^T, no bias. dtype: of the weight and the product; None is the compute dtype."""
+    """y = x W^T, no bias. dtype: of the weight and the product; None is the compute dtype. Where ranks divide the
+    weight's rows, y is the rank's columns; where its columns, y is the rank's term of a sum."""
 
     def __init__(self, inputs: int, outputs: int, dtype: str | None = None) -> None:
         self.weight = Weight(outputs, inputs, dtype=dtype)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """[N, D] -> [N, F]."""
-        weight = self.weight.tensor
-        return ops.matmul(ops.cast(x_ND, weight.dtype), weight, transpose_b=True)
+        weight = dequantized(self.weight)
+        return ops.matmul(rounded(ops.cast(x_ND, weight.dtype), self.weight), weight, transpose_b=True)
 
 
 class RMSNorm(Module):

@@ -3,7 +3,7 @@
 A latent row is [rotary key | compressed K/V]: TensorRT's rotary layer turns the leading columns and passes
 the rest, so the whole row goes through it and nothing is cut out and put back.
 
-Legend: N tokens, D hidden, A query rank, H heads, E rotary columns, C compressed K/V, L = E + C latent
+Legend: N tokens, D hidden, A query rank, H heads (of this rank), E rotary columns, C compressed K/V, L = E + C latent
 row, J index heads, I index head size, K rows attended to, X pages, P rows a page.
 """
 
@@ -40,6 +40,7 @@ class Step:
     rotary: Rotary
     plan: WritePlan
     index_topk: int
+    index_heads: int  # heads of the indexer scored at once
 
 
 class Indexer(Module):
@@ -72,6 +73,7 @@ class Indexer(Module):
             step.row_slot_N2,
             step.positions_N,
             k=step.index_topk,
+            at_once=step.index_heads,
         )
         return Attended(rows_NK, visible_NK)
 
@@ -95,7 +97,8 @@ class LatentAttention(Module):
         self.cache = latent_cache
 
     def forward(self, x_ND: Tensor, step: Step, shared: Attended | None) -> tuple[Tensor, Attended]:
-        """x [N, D] -> ([N, D], the rows attended to). shared: the rows a layer without indexer reuses."""
+        """x [N, D] -> ([N, D] of the rank's heads, the rows attended to). shared: the rows that a layer without indexer
+        reuses."""
         config = self.config
         q_latent_NA = self.q_a_layernorm(self.q_a_proj(x_ND))
         attended = self.indexer(x_ND, q_latent_NA, step) if self.indexer else shared
@@ -109,16 +112,18 @@ class LatentAttention(Module):
             value_start=config.qk_rope_head_dim,
         )
         value_HNV = ops.matmul(ops.transpose(out_NHC, (1, 0, 2)), self.w_uv.tensor)
-        value_NF = ops.reshape(
-            ops.transpose(value_HNV, (1, 0, 2)), (-1, config.num_attention_heads * config.v_head_dim)
-        )
+        value_NF = ops.reshape(ops.transpose(value_HNV, (1, 0, 2)), (-1, self._heads() * config.v_head_dim))
         return self.o_proj(value_NF), attended
+
+    def _heads(self) -> int:
+        """Heads of this rank."""
+        return self.w_uk.tensor.shape[0]
 
     def _query(self, q_latent_NA: Tensor, step: Step) -> Tensor:
         """[N, H, L]: the rotary part, beside the nope part moved into the latent space."""
         config = self.config
         nope, rotary = config.qk_nope_head_dim, config.qk_rope_head_dim
-        q_NHF = ops.reshape(self.q_b_proj(q_latent_NA), (0, config.num_attention_heads, nope + rotary))
+        q_NHF = ops.reshape(self.q_b_proj(q_latent_NA), (0, self._heads(), nope + rotary))
         nope_HNF = ops.transpose(ops.narrow(q_NHF, 2, 0, nope), (1, 0, 2))
         absorbed_NHC = ops.transpose(ops.matmul(nope_HNF, self.w_uk.tensor), (1, 0, 2))
         q_NHL = ops.concat([ops.narrow(q_NHF, 2, nope, rotary), absorbed_NHC], 2)

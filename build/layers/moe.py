@@ -6,7 +6,8 @@ Legend: N tokens, D hidden, E experts, A experts a token, F expert width.
 from __future__ import annotations
 
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.layers.basic import MLP
+from glmspec.build.layers.basic import EXPERT_START, MLP
+from glmspec.build.layers.quantized import activation_format, dequantized, rounded
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.build.network.module import Module, Weight
@@ -47,8 +48,26 @@ class Experts(Module):
         self.down_proj = Weight(experts, hidden, width)
 
     def forward(self, x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor) -> Tensor:
-        """[N, D] -> [N, D]."""
-        return moe.native(x_ND, expert_NA, weight_NA, self.gate_up_proj.tensor, self.down_proj.tensor)
+        """[N, D] -> [N, D]: of the rank's own experts, or its part of each."""
+        expert_NA, weight_NA = self._own(expert_NA, weight_NA)
+        return moe.native(
+            rounded(x_ND, self.gate_up_proj),
+            expert_NA,
+            weight_NA,
+            dequantized(self.gate_up_proj),
+            dequantized(self.down_proj),
+            self.down_proj.fields.get("input_scale"),
+            middle=activation_format(self.down_proj),
+        )
+
+    def _own(self, expert_NA: Tensor, weight_NA: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids among the rank's experts; those of other ranks become expert 0 with weight 0."""
+        net = expert_NA.net
+        if net.form.mapping.ep == 1:
+            return expert_NA, weight_NA
+        own_NA = expert_NA - net.inputs[EXPERT_START]
+        here_NA = ops.unary(own_NA < 0, "NOT") & (own_NA < self.down_proj.fields[""].shape[0])
+        return ops.select(here_NA, own_NA, 0), ops.select(here_NA, weight_NA, 0.0)
 
 
 class MixtureOfExperts(Module):

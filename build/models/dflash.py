@@ -21,6 +21,7 @@ from glmspec.build.layers.rotary import Rotary, rope_table_spec
 from glmspec.build.models.verifier import tap_name
 from glmspec.build.network import ops
 from glmspec.build.network.contract import TensorSpec
+from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module, Weight
 from glmspec.build.trt import Backend
@@ -117,9 +118,9 @@ class DFlash(Module):
         # Of a reduced vocabulary: target id = draft id + d2t[draft id].
         self.d2t = Weight(config.draft_vocab_size, dtype="int32") if config.reduced_vocabulary else None
 
-    def input_specs(self, limits: EngineLimits, compute: str) -> list[TensorSpec]:
-        """Step inputs, rotary tables and caches; the weights come from `weight_specs`."""
-        config = self.config
+    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+        """Step inputs, rotary tables and caches; the weights come from `weight_inputs`."""
+        config, compute = self.config, form.compute
         caches = [name(index) for index in range(config.num_hidden_layers) for name in (key_cache, value_cache)]
         return [
             *(TensorSpec(tap_name(tap), compute, ("N", config.hidden_size)) for tap in config.taps),
@@ -136,10 +137,10 @@ class DFlash(Module):
             ),
         ]
 
-    def author(self, limits: EngineLimits, compute: str, backend: Backend) -> Network:
-        """The whole network. compute: "float32" or "bfloat16"."""
-        net = Network(self.config.kind, compute, backend)
-        net.declare(self.input_specs(limits, compute) + self.weight_specs(compute))
+    def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
+        """The whole network. Drafters are plain, and whole on every rank."""
+        net = Network(self.config.kind, form, backend)
+        net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
         for weight in self.weights():
             weight.bind(net)
         self(net.inputs["anchor_ids"])

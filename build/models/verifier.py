@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.layers.basic import MLP, Embedding, Linear, RMSNorm
+from glmspec.build.layers.basic import (
+    EXPERT_START,
+    MLP,
+    VOCABULARY_START,
+    Linear,
+    RMSNorm,
+    VocabularyEmbedding,
+)
 from glmspec.build.layers.mla import Attended, LatentAttention, Step
 from glmspec.build.layers.moe import MixtureOfExperts
 from glmspec.build.layers.paged import WritePlan, cache_spec
 from glmspec.build.layers.rotary import Rotary, rope_table_spec
 from glmspec.build.network import ops
-from glmspec.build.network.contract import TensorSpec
+from glmspec.build.network.contract import TABLE, TensorSpec
+from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module
 from glmspec.build.trt import Backend
@@ -34,15 +42,15 @@ class DecoderLayer(Module):
     def forward(self, x_ND: Tensor, step: Step, shared: Attended | None) -> tuple[Tensor, Attended]:
         """The residual stream after this layer, and the rows it attended to."""
         attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
-        x_ND = x_ND + attention_ND
-        return x_ND + self.mlp(self.post_attention_layernorm(x_ND)), attended
+        x_ND = x_ND + ops.all_reduce(attention_ND)
+        return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND))), attended
 
 
 class DecoderStack(Module):
     """`model.*` of the checkpoint."""
 
     def __init__(self, config: VerifierConfig) -> None:
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = VocabularyEmbedding(config.vocab_size, config.hidden_size)
         self.layers = [DecoderLayer(config, index) for index in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -60,9 +68,9 @@ class Verifier(Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.named()
 
-    def input_specs(self, limits: EngineLimits, compute: str) -> list[TensorSpec]:
-        """Step inputs, rotary tables and caches; the weights come from `weight_specs`."""
-        config = self.config
+    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+        """Step inputs, tables and caches; the weights come from `weight_inputs`."""
+        config, compute = self.config, form.compute
         specs = [
             TensorSpec("token_ids", "int32", ("N",)),
             TensorSpec("positions", "int32", ("N",)),
@@ -72,6 +80,7 @@ class Verifier(Module):
             *WritePlan.specs("N"),
             TensorSpec("logit_rows", "int32", ("R",)),
             rope_table_spec(limits.table_positions, config.qk_rope_head_dim, compute),
+            *rank_specs(form),
         ]
         for index in range(config.num_hidden_layers):
             specs.append(cache_spec(latent_cache(index), 1, limits.page_size, config.latent_dim, compute))
@@ -79,10 +88,10 @@ class Verifier(Module):
                 specs.append(cache_spec(index_cache(index), 1, limits.page_size, config.index_head_dim, compute))
         return specs
 
-    def author(self, limits: EngineLimits, compute: str, backend: Backend) -> Network:
-        """The whole network. compute: "float32" or "bfloat16"."""
-        net = Network("verifier", compute, backend)
-        net.declare(self.input_specs(limits, compute) + self.weight_specs(compute))
+    def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
+        """The whole network, the same for every rank."""
+        net = Network("verifier", form, backend)
+        net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
         for weight in self.weights():
             weight.bind(net)
         step = Step(
@@ -93,6 +102,7 @@ class Verifier(Module):
             rotary=Rotary.at(net.inputs["positions"]),
             plan=WritePlan.of(net),
             index_topk=limits.index_topk(self.config.index_topk),
+            index_heads=limits.index_heads(self.config.index_n_heads),
         )
         self(net.inputs["token_ids"], net.inputs["logit_rows"], step)
         return net.finish()
@@ -105,11 +115,27 @@ class Verifier(Module):
         for layer in self.model.layers:
             x_ND, attended = layer(x_ND, step, attended)
             stream.append(x_ND)
-        logits_RV = self.lm_head(self.model.norm(ops.gather(x_ND, logit_rows_R)))
+        logits_RV = self._logits(self.model.norm(ops.gather(x_ND, logit_rows_R)))
         net.output(logits_RV, TensorSpec("logits", net.compute, ("R", config.vocab_size)))
         net.output(argmax.native(logits_RV), TensorSpec("greedy_ids", "int32", ("R",)))
         for tap in self.taps:
             net.output(stream[tap], TensorSpec(tap_name(tap), net.compute, ("N", config.hidden_size)))
+
+    def _logits(self, hidden_RD: Tensor) -> Tensor:
+        """[R, V]: every rank's columns side by side, without what pads the vocabulary."""
+        part_RF = self.lm_head(hidden_RD)
+        ranks, columns = part_RF.net.form.mapping.tp, part_RF.shape[1]
+        if ranks == 1:
+            return part_RF
+        parts_TRF = ops.reshape(ops.all_gather(part_RF), (ranks, -1, columns))
+        logits_RV = ops.reshape(ops.transpose(parts_TRF, (1, 0, 2)), (-1, ranks * columns))
+        return ops.narrow(logits_RV, 1, 0, self.config.vocab_size)
+
+
+def rank_specs(form: Form) -> list[TensorSpec]:
+    """What tells a rank which part of the vocabulary and which experts are its own."""
+    names = [VOCABULARY_START] * (form.mapping.tp > 1) + [EXPERT_START] * (form.mapping.ep > 1)
+    return [TensorSpec(name, "int32", (1,), TABLE) for name in names]
 
 
 def latent_cache(layer: int) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 
 from glmspec.build.errors import NetworkError
 from glmspec.build.network.contract import Contract, TensorSpec
+from glmspec.build.network.form import Form
 from glmspec.build.trt import Backend
 
 
@@ -79,13 +80,13 @@ class _Region:
 
 
 class Network:
-    """A network being authored. name: shown in errors and kept in the plan; compute: "float32" or "bfloat16"."""
+    """A network being authored. name: shown in errors and kept in the plan."""
 
-    def __init__(self, name: str, compute: str, backend: Backend) -> None:
+    def __init__(self, name: str, form: Form, backend: Backend) -> None:
         self.backend = backend
         self.api = backend.api
         self.name = name
-        self.compute = compute
+        self.form = form
         backend.take_errors()
         self.builder = self.api.Builder(backend.logger)
         flags = 1 << int(self.api.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -101,13 +102,18 @@ class Network:
         self._constants: dict[tuple, Tensor] = {}
         self._arrays: list[np.ndarray] = []  # TensorRT reads a constant's memory at build time
 
+    @property
+    def compute(self) -> str:
+        """Dtype of the residual stream, and of every weight and activation that names none."""
+        return self.form.compute
+
     # -- interface -------------------------------------------------------------------------
 
     def declare(self, specs: Sequence[TensorSpec]) -> None:
         """Make network inputs. All of them come before the first layer (TensorRT is quadratic otherwise)."""
         if self.definition.num_layers:
             raise NetworkError(f"{self.name}: inputs must be declared before the first layer")
-        for spec in specs:
+        for spec in map(self.form.fixed, specs):
             dims = tuple(dim if isinstance(dim, int) else -1 for dim in spec.dims)
             made = self.definition.add_input(spec.name, self.backend.dtype(spec.dtype), dims)
             if made is None:
@@ -120,6 +126,7 @@ class Network:
 
     def output(self, tensor: Tensor, spec: TensorSpec) -> None:
         """Mark an output. Raises `NetworkError` when the tensor is not what `spec` promises."""
+        spec = self.form.fixed(spec)
         fits = tensor.rank == len(spec.dims) and all(
             isinstance(dim, str) or size in (dim, -1) for size, dim in zip(tensor.shape, spec.dims, strict=False)
         )
@@ -207,15 +214,21 @@ class Network:
         array = np.array(value, dtype={"bfloat16": np.float32}.get(dtype, dtype), order="C")
         if array.ndim == 0:
             array = array.reshape((1,) * rank)
-        # A constant made inside a region belongs to it, so it is not shared with layers outside.
-        key = (array.tobytes(), array.shape, dtype, self._region)
+        key = (array.tobytes(), array.shape, dtype)
         if key not in self._constants:
-            self._arrays.append(array)
+            self._constants[key] = self._new_constant(array, dtype)
+        return self._constants[key]
+
+    def _new_constant(self, array: np.ndarray, dtype: str) -> Tensor:
+        """A constant layer. It belongs to no module and no region: others will use it too."""
+        region, self._region = self._region, None
+        self._arrays.append(array)
+        with self.scope(self.name):
             made = self.add(self.definition.add_constant(array.shape, self.api.Weights(array)), "constant")
             if dtype == "bfloat16":  # NumPy has no bfloat16: a float32 constant, cast once
                 made = self.add(self.definition.add_cast(made.trt, self.backend.dtype(dtype)), "cast")
-            self._constants[key] = made
-        return self._constants[key]
+        self._region = region
+        return made
 
     def elementwise(self, left: Tensor | float, right: Tensor | float, kind: str) -> Tensor:
         """A binary operation. Plain numbers become constants; ranks are made equal by leading ones."""

@@ -10,28 +10,44 @@ from collections.abc import Iterator
 from typing import Any
 
 from glmspec.build.network.contract import WEIGHT, TensorSpec
+from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network, Tensor
 
 
 class Weight:
-    """A tensor of the checkpoint. shape: dims. dtype: "float32" and so on, or None for the network's compute dtype."""
+    """A weight of the model. shape: dims of the whole, before ranks divide it. dtype: "float32" and so on, or None for
+    the network's compute dtype."""
 
     def __init__(self, *shape: int, dtype: str | None = None) -> None:
         self.shape = shape
         self.dtype = dtype
         self.name = ""  # set by `Module.named`
-        self._tensor: Tensor | None = None
+        self.format: str | None = None  # number format in the network, None for a plain one
+        self._fields: dict[str, Tensor] | None = None
+
+    def whole(self, compute: str) -> TensorSpec:
+        """The weight before division, in its plain dtype."""
+        return TensorSpec(self.name, self.dtype or compute, self.shape, WEIGHT)
 
     def bind(self, net: Network) -> None:
-        """Use this network's input of the same name."""
-        self._tensor = net.inputs[self.name]
+        """Use this network's inputs for the weight."""
+        specs = net.form.specs(self.whole(net.compute))
+        self.format = net.form.format(self.name)
+        self._fields = {suffix: net.inputs[spec.name] for suffix, spec in specs.items()}
+
+    @property
+    def fields(self) -> dict[str, Tensor]:
+        """The network inputs that hold this rank's part, by field (see `formats.py`). Only there after `bind`."""
+        if self._fields is None:
+            raise RuntimeError(f"weight {self.name!r} is used before its network declared it")
+        return self._fields
 
     @property
     def tensor(self) -> Tensor:
-        """The network input. Only there after `bind`."""
-        if self._tensor is None:
-            raise RuntimeError(f"weight {self.name!r} is used before its network declared it")
-        return self._tensor
+        """The network input of a plain weight."""
+        if self.format is not None:
+            raise RuntimeError(f"weight {self.name!r} is {self.format}: its layer does not dequantize it")
+        return self.fields[""]
 
 
 class Module:
@@ -69,8 +85,12 @@ class Module:
                 yield from child.weights()
 
     def weight_specs(self, compute: str) -> list[TensorSpec]:
-        """The weights as network inputs. compute: dtype of those that name none."""
-        return [TensorSpec(w.name, w.dtype or compute, w.shape, WEIGHT) for w in self.weights()]
+        """The weights before division, plain: what the converter must find. compute: dtype of those that name none."""
+        return [weight.whole(compute) for weight in self.weights()]
+
+    def weight_inputs(self, form: Form) -> list[TensorSpec]:
+        """The weights as inputs of a rank's network."""
+        return [spec for whole in self.weight_specs(form.compute) for spec in form.specs(whole).values()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` with layers named after this module's path."""

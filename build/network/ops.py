@@ -6,7 +6,10 @@ Axes are non-negative. In `reshape`, 0 copies the input's dimension at that posi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+
+import numpy as np
 
 from glmspec.build.network.graph import Tensor
 
@@ -37,6 +40,11 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     op = a.net.api.MatrixOperation
     sides = [op.TRANSPOSE if flip else op.NONE for flip in (transpose_a, transpose_b)]
     return a.net.add(a.net.definition.add_matrix_multiply(a.trt, sides[0], b.trt, sides[1]), "matmul")
+
+
+def maximum(a: Tensor, b: Tensor | float) -> Tensor:
+    """The larger of two, element by element."""
+    return a.net.elementwise(a, b, "MAX")
 
 
 def unary(x: Tensor, kind: str) -> Tensor:
@@ -156,6 +164,86 @@ def layer_norm(x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Te
     layer = x_ND.net.definition.add_normalization_v2(x_ND.trt, weight.trt, bias.trt, 1 << 1)
     layer.epsilon = eps
     return x_ND.net.add(layer, "layer_norm")
+
+
+def pad(x: Tensor, axis: int, size: int) -> Tensor:
+    """x with zeros after its last column of an axis, up to `size` of them; x itself when it has as many."""
+    if x.shape[axis] == size:
+        return x
+    layer = x.net.definition.add_slice(x.trt, (0,), (size,), (1,))
+    layer.axes = (axis,)
+    layer.mode = x.net.api.SampleMode.FILL
+    return x.net.add(layer, "pad")
+
+
+def quantize(x: Tensor, scale: Tensor, block: Sequence[int] = (), axis: int | None = None) -> Tensor:
+    """x / scale rounded to float8_e4m3fn, saturating. scale, float32: one number, one a `block` (a size for each axis),
+    or one for each place along `axis`."""
+    scale, block = _blocks(scale, block)
+    layer = x.net.definition.add_quantize(x.trt, scale.trt, x.net.backend.dtype("float8_e4m3fn"))
+    return _scaled(layer, x.net, "quantize", block, axis)
+
+
+def dequantize(q: Tensor, scale: Tensor, dtype: str, block: Sequence[int] = (), axis: int | None = None) -> Tensor:
+    """q * scale in dtype. scale: as for `quantize`."""
+    scale, block = _blocks(scale, block)
+    layer = q.net.definition.add_dequantize(q.trt, scale.trt, q.net.backend.dtype(dtype))
+    return _scaled(layer, q.net, "dequantize", block, axis)
+
+
+def _blocks(scale: Tensor, block: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+    """One block is not a block to TensorRT ("ScaleMode is illegal"): its scale is a plain number then."""
+    return (reshape(scale, ()), ()) if block and set(scale.shape) == {1} else (scale, block)
+
+
+def _scaled(layer, net, kind: str, block: Sequence[int], axis: int | None) -> Tensor:
+    if layer is not None and block:
+        layer.block_shape = tuple(block)
+    if layer is not None and axis is not None:
+        layer.axis = axis
+    return net.add(layer, kind)
+
+
+def dynamic_quantize(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """NVFP4 codes of x and a float8 scale, amax / 6, for every `group` values of its last axis. TensorRT takes a global
+    scale only as a build-time constant, so it is 1 here: divide x by it before."""
+    net, axis = x.net, x.rank - 1
+    fp4, fp8 = (net.backend.dtype(name) for name in ("float4_e2m1fn", "float8_e4m3fn"))
+    layer = net.definition.add_dynamic_quantize(x.trt, axis, group, fp4, fp8)
+    if layer is not None:
+        layer.set_input(1, net.constant(np.float32(1.0), "float32").trt)
+    return net.add(layer, "dynamic_quantize", outputs=2)
+
+
+def all_reduce(x: Tensor) -> Tensor:
+    """The sum of x over all ranks; x itself on one rank."""
+    return _collective(x, "ALL_REDUCE", "SUM") if x.net.form.mapping.tp > 1 else x
+
+
+def all_gather(x: Tensor) -> Tensor:
+    """Every rank's x [A, ...], one after the other: [ranks * A, ...]; x itself on one rank."""
+    return _collective(x, "ALL_GATHER", "NONE") if x.net.form.mapping.tp > 1 else x
+
+
+def _collective(x: Tensor, operation: str, reduction: str) -> Tensor:
+    net, api = x.net, x.net.api
+    kind = getattr(api.CollectiveOperation, operation)
+    layer = net.definition.add_dist_collective(x.trt, kind, getattr(api.ReduceOperation, reduction), -1, None)
+    if layer is not None:
+        layer.num_ranks = net.form.mapping.tp
+        layer.metadata = json.dumps({"collective": operation})  # TensorRT does not let it be read back
+    return net.add(layer, operation.lower())
+
+
+def moe(
+    x_1ND: Tensor, expert_1NA: Tensor, score_1NA: Tensor, gate_EDF: Tensor, up_EDF: Tensor, down_EFD: Tensor
+) -> Tensor:
+    """TensorRT's own mixture-of-experts layer, SiLU-gated (SM100, SM103): [1, N, D]."""
+    net = x_1ND.net
+    layer = net.definition.add_moe(x_1ND.trt, expert_1NA.trt, score_1NA.trt)
+    if layer is not None:
+        layer.set_gated_weights(gate_EDF.trt, up_EDF.trt, down_EFD.trt, net.api.MoEActType.SILU)
+    return net.add(layer, "moe")
 
 
 def kv_update(cache_XHPD: Tensor, rows_NHD: Tensor, offset_X: Tensor, cumulative_X1: Tensor) -> Tensor:

@@ -154,6 +154,21 @@ def _normalization(layer: Any, _: Backend) -> dict[str, Any]:
     return {"axes": _axes(layer.axes), "epsilon": layer.epsilon, "groups": layer.num_groups}
 
 
+def _scaled(layer: Any, backend: Backend) -> dict[str, Any]:
+    try:
+        block = _dims(layer.block_shape)
+    except RuntimeError:  # how TensorRT says that it was not set
+        block = None
+    return {"to": backend.dtype_name(layer.to_type), "block": block, "axis": layer.axis}
+
+
+def _collective(layer: Any, _: Backend) -> dict[str, Any]:
+    said = json.loads(layer.metadata) if layer.metadata.startswith("{") else {}
+    if "collective" not in said:
+        raise NetworkError(f"{layer.name}: a collective that glmspec did not author: its operation cannot be read back")
+    return {"op": said["collective"], "ranks": layer.num_ranks}
+
+
 def _nothing(*_: Any) -> dict[str, Any]:
     return {}
 
@@ -167,6 +182,17 @@ _READERS: dict[str, tuple[str, Callable[[Any, Backend], dict[str, Any]]]] = {
     "CUMULATIVE": (
         "ICumulativeLayer",
         lambda layer, _: {"op": _enum(layer.op), "exclusive": layer.exclusive, "reverse": layer.reverse},
+    ),
+    "DEQUANTIZE": ("IDequantizeLayer", lambda layer, backend: _scaled(layer, backend)),
+    "DIST_COLLECTIVE": ("IDistCollectiveLayer", _collective),
+    "DYNAMIC_QUANTIZE": (
+        "IDynamicQuantizeLayer",
+        lambda layer, backend: {
+            "axis": layer.axis,
+            "group": layer.block_size,
+            "to": backend.dtype_name(layer.to_type),
+            "scale": backend.dtype_name(layer.scale_type),
+        },
     ),
     "ELEMENTWISE": ("IElementWiseLayer", lambda layer, _: {"op": _enum(layer.op)}),
     "FILL": (
@@ -186,7 +212,9 @@ _READERS: dict[str, tuple[str, Callable[[Any, Backend], dict[str, Any]]]] = {
         "IMatrixMultiplyLayer",
         lambda layer, _: {"transpose": [_enum(side) == "TRANSPOSE" for side in (layer.op0, layer.op1)]},
     ),
+    "MOE": ("IMoELayer", lambda layer, _: {"activation": _enum(layer.activation_type)}),
     "NORMALIZATION": ("INormalizationLayer", _normalization),
+    "QUANTIZE": ("IQuantizeLayer", lambda layer, backend: _scaled(layer, backend)),
     "REDUCE": (
         "IReduceLayer",
         lambda layer, _: {"op": _enum(layer.op), "axes": _axes(layer.axes), "keep": layer.keep_dims},

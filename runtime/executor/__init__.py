@@ -1,5 +1,6 @@
-"""The reference executor: a TensorRT network walked once and run in PyTorch."""
+"""The reference executor: a TensorRT network walked once and run in PyTorch, one rank or several in lockstep."""
 
 from glmspec.runtime.executor.executor import ReferenceExecutor
+from glmspec.runtime.executor.lockstep import LockstepExecutor
 
-__all__ = ["ReferenceExecutor"]
+__all__ = ["LockstepExecutor", "ReferenceExecutor"]

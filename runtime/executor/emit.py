@@ -60,6 +60,7 @@ _UNARY = {
     "NEG": "-{}",
     "EXP": "{}.exp()",
     "LOG": "{}.log()",
+    "ABS": "{}.abs()",
     "RECIP": "{}.reciprocal()",
 }
 _ACTIVATION = {"SIGMOID": "{}.sigmoid()", "RELU": "{}.relu()"}
@@ -152,8 +153,8 @@ def _slice(node: Node, scope: Scope) -> str:
     if len(node.inputs) > 1 or attributes["size"] is None or any(step != 1 for step in attributes["stride"]):
         raise _unknown(node, "a strided or run-time slice")
     axes = attributes["axes"] or list(range(rank))
-    if attributes["mode"] == "FILL" and len(axes) == 1 and attributes["size"][0] == node.inputs[0].shape[axes[0]]:
-        return f"k.shift({x}, {axes[0]}, {-attributes['start'][0]})"
+    if attributes["mode"] == "FILL" and len(axes) == 1:
+        return f"k.window({x}, {axes[0]}, {attributes['start'][0]}, {attributes['size'][0]})"
     if attributes["mode"] != "STRICT_BOUNDS":
         raise _unknown(node, f"slice mode {attributes['mode']}")
     for axis, start, size in zip(axes, attributes["start"], attributes["size"], strict=True):
@@ -172,7 +173,7 @@ def _shuffle(node: Node, scope: Scope) -> str:
     if dims is None:
         return x
     before = [source.shape[axis] for axis in order] if order else list(source.shape)
-    return f"{x}.reshape({', '.join(_reshaped(node, dims, before, scope.var(source), order))})"
+    return f"{x}.reshape([{', '.join(_reshaped(node, dims, before, scope.var(source), order))}])"
 
 
 def _reshaped(node: Node, dims: list[int], before: list[int], x: str, order: list[int] | None) -> list[str]:
@@ -236,6 +237,42 @@ def _fill(node: Node, scope: Scope) -> str:
     return f"torch.arange(int({scope.var(size)}), dtype=torch.{node.attributes['to']})"
 
 
+def _quantize(node: Node, scope: Scope) -> str:
+    if node.attributes["to"] != "float8_e4m3fn":
+        raise _unknown(node, f"quantization to {node.attributes['to']}")
+    x, scale = (scope.var(value) for value in node.inputs)
+    return f"k.quantize({x}, {scale}, {node.attributes['block']}, {node.attributes['axis']})"
+
+
+def _dequantize(node: Node, scope: Scope) -> str:
+    q, scale = (scope.var(value) for value in node.inputs)
+    block, axis, to = (node.attributes[key] for key in ("block", "axis", "to"))
+    return f"k.dequantize({q}, {scale}, {block}, {axis}, torch.{to})"
+
+
+def _dynamic_quantize(node: Node, scope: Scope) -> str:
+    x, scale = node.inputs
+    last = len(x.shape) - 1
+    if node.attributes != {"axis": last, "group": 16, "to": "float4_e2m1fn", "scale": "float8_e4m3fn"}:
+        raise _unknown(node, "dynamic quantization to anything but NVFP4 along the last axis")
+    return f"k.dynamic_quantize({scope.var(x)}, {scope.var(scale)})"
+
+
+def _collective(node: Node, scope: Scope) -> str:
+    x = scope.var(node.inputs[0])
+    if node.attributes["op"] == "ALL_REDUCE":
+        return f"ranks.all_reduce({node.name!r}, {x})"
+    if node.attributes["op"] == "ALL_GATHER":
+        return f"ranks.all_gather({node.name!r}, {x})"
+    raise _unknown(node, f"the collective {node.attributes['op']}")
+
+
+def _moe(node: Node, scope: Scope) -> str:
+    if node.attributes["activation"] != "SILU" or len(node.inputs) != 6:
+        raise _unknown(node, "a mixture of experts that is not SiLU-gated, or has biases or scales")
+    return f"k.moe({', '.join(scope.var(value) for value in node.inputs)})"
+
+
 _EMITTERS: dict[str, Callable[[Node, Scope], str]] = {
     "ACTIVATION": lambda node, scope: _pick(_ACTIVATION, node).format(scope.var(node.inputs[0])),
     "CAST": lambda node, scope: f"{scope.var(node.inputs[0])}.to(torch.{node.attributes['to']})",
@@ -243,13 +280,18 @@ _EMITTERS: dict[str, Callable[[Node, Scope], str]] = {
         f"torch.cat([{', '.join(scope.var(value) for value in node.inputs)}], {node.attributes['axis']})"
     ),
     "CUMULATIVE": _cumulative,
+    "DEQUANTIZE": _dequantize,
+    "DIST_COLLECTIVE": _collective,
+    "DYNAMIC_QUANTIZE": _dynamic_quantize,
     "ELEMENTWISE": _elementwise,
     "FILL": _fill,
     "GATHER": _gather,
     "IDENTITY": lambda node, scope: scope.var(node.inputs[0]),
     "KV_CACHE_UPDATE": _kv_update,
     "MATRIX_MULTIPLY": _matmul,
+    "MOE": _moe,
     "NORMALIZATION": _normalization,
+    "QUANTIZE": _quantize,
     "REDUCE": _reduce,
     "ROTARY_EMBEDDING": _rope,
     "SELECT": _select,

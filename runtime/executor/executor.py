@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from glmspec.build.errors import NetworkError
+from glmspec.build.network.form import FP4
 from glmspec.build.network.reader import Graph, Value
 from glmspec.plugins import OPS
 from glmspec.runtime.executor import kernels
@@ -20,7 +21,8 @@ class ReferenceExecutor:
     graph: the network, read back. weights: every input that never changes. caches: inputs changed in
     place by the network. regions: run each op's reference in place of its layers (False runs every
     single layer). lowest_wins: how TopK, which TensorRT leaves open, treats ties. probes: inner
-    tensors to return as well. Raises `NetworkError` for a layer that is not known, naming it.
+    tensors to return as well. ranks: what carries out collectives (see `lockstep.py`). Raises `NetworkError`
+    for a layer that is not known, naming it.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class ReferenceExecutor:
         regions: bool = True,
         lowest_wins: bool = True,
         probes: tuple[str, ...] = (),
+        ranks: Any = None,
     ) -> None:
         bound = {**weights, **caches}
         _check_bound(graph, bound)
@@ -39,7 +42,7 @@ class ReferenceExecutor:
         self.program = planner.plan()
         self.graph = graph
         self._step_values = {value.name: value for value in graph.inputs if value.name in self.program.step_inputs}
-        namespace: dict[str, Any] = {"torch": torch, "F": functional, "k": kernels, "OPS": OPS}
+        namespace: dict[str, Any] = {"torch": torch, "F": functional, "k": kernels, "OPS": OPS, "ranks": ranks}
         for name, array in self.program.constants.items():
             namespace[name] = torch.from_numpy(array.copy())
         for name, variable in self.program.bound_inputs.items():
@@ -94,9 +97,12 @@ def _check_bound(graph: Graph, bound: dict[str, torch.Tensor]) -> None:
 
 
 def _check_one(graph: Graph, value: Value, tensor: torch.Tensor) -> None:
-    sizes = zip(value.shape, tensor.shape, strict=False)
+    shape, dtype = value.shape, value.dtype
+    if dtype == FP4:  # two codes a byte
+        shape, dtype = (*shape[:-1], shape[-1] // 2), "uint8"
+    sizes = zip(shape, tensor.shape, strict=False)
     fits = len(value.shape) == tensor.dim() and all(want in (-1, have) for want, have in sizes)
-    if not fits or str(tensor.dtype) != f"torch.{value.dtype}":
+    if not fits or str(tensor.dtype) != f"torch.{dtype}":
         found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
         raise NetworkError(f"{graph.name}: input {value.name}: found {found}, expected {_described(value)}")
 

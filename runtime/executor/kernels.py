@@ -5,6 +5,12 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from glmspec.build.network.formats import FP4_MAX, GROUP
+from glmspec.plugins import moe as moe_op
+from glmspec.plugins.rounding import to_e2m1, to_e4m3
+
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # by code
+
 
 def topk(x: torch.Tensor, k: int, axis: int, largest: bool, lowest_wins: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """TensorRT's TopK, sorted. It leaves ties undefined: here the lowest index wins, or the highest, so that a
@@ -59,12 +65,63 @@ def kv_update(
     return cache_XHPD
 
 
-def shift(x: torch.Tensor, axis: int, by: int) -> torch.Tensor:
-    """x moved towards higher indices along an axis, zeros coming in."""
-    kept = x.narrow(axis, 0, x.shape[axis] - by)
-    return functional.pad(kept, [0, 0] * (x.dim() - 1 - axis) + [by, 0])
+def window(x: torch.Tensor, axis: int, start: int, size: int) -> torch.Tensor:
+    """`size` places of an axis from `start` on, zeros where there are none."""
+    have = x.shape[axis]
+    first, last = max(start, 0), min(start + size, have)
+    kept = x.narrow(axis, first, last - first)
+    return functional.pad(kept, [0, 0] * (x.dim() - 1 - axis) + [first - start, start + size - last])
 
 
 def gather_nd(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """x at full coordinates over its leading axes."""
     return x[indices.unbind(-1)]
+
+
+def quantize(x: torch.Tensor, scale: torch.Tensor, block: list[int] | None, axis: int) -> torch.Tensor:
+    """x / scale as float8_e4m3fn, saturating."""
+    return to_e4m3(x.float() / _spread(scale, x.shape, block, axis))
+
+
+def dequantize(
+    q: torch.Tensor, scale: torch.Tensor, block: list[int] | None, axis: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """q * scale, rounded once to dtype. q: float8, or NVFP4 codes two a byte."""
+    values = unpack(q) if q.dtype == torch.uint8 else q.float()
+    return (values * _spread(scale, values.shape, block, axis)).to(dtype)
+
+
+def _spread(scale: torch.Tensor, shape: torch.Size, block: list[int] | None, axis: int) -> torch.Tensor:
+    """A scale for every element, or one that broadcasts, float32."""
+    wide = scale.float()
+    if block is None:
+        return wide if axis < 0 or not wide.dim() else wide.view([-1 if at == axis else 1 for at in range(len(shape))])
+    for at, (size, by) in enumerate(zip(shape, block, strict=True)):
+        wide = wide.repeat_interleave(by, at).narrow(at, 0, size) if wide.shape[at] != size else wide
+    return wide
+
+
+def dynamic_quantize(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """NVFP4: codes two a byte, the even element low, and a float8 scale a group."""
+    groups = x.float().unflatten(-1, (-1, GROUP))
+    step = to_e4m3(groups.abs().amax(-1) * (1 / FP4_MAX) / scale)
+    wide = (step.float() * scale).unsqueeze(-1)
+    return pack(to_e2m1(groups / torch.where(wide == 0, 1.0, wide)).flatten(-2)), step
+
+
+def pack(values: torch.Tensor) -> torch.Tensor:
+    """e2m1 values as codes, two a byte."""
+    size = torch.bucketize(values.abs(), values.new_tensor(_FP4[:8]))
+    code = (size + 8 * torch.signbit(values)).to(torch.uint8)
+    return code[..., 0::2] | code[..., 1::2] << 4
+
+
+def unpack(codes: torch.Tensor) -> torch.Tensor:
+    """Codes two a byte as float32 values."""
+    return torch.tensor(_FP4)[torch.stack([codes & 15, codes >> 4], -1).int()].flatten(-2)
+
+
+def moe(x_1ND, expert_1NA, score_1NA, gate_EDF, up_EDF, down_EFD) -> torch.Tensor:
+    """TensorRT's layer by the op's reference: the chosen experts only."""
+    gate_up_EFD = torch.cat([gate_EDF.mT, up_EDF.mT], 1)
+    return moe_op.reference(x_1ND[0], expert_1NA[0], score_1NA[0], gate_up_EFD, down_EFD.mT).unsqueeze(0)

@@ -435,7 +435,7 @@ def test_topk_is_clamped_to_the_pages_and_refused_above_what_tensorrt_takes():
 
 @pytest.mark.parametrize("k", [0, 1, 8, 9, 104])
 def test_ranges_are_ordered_and_page_tables_hold_k_rows(k):
-    ranges = EngineLimits(**LIMITS).ranges(k)
-    assert all(least <= typical <= most for least, typical, most in ranges.values())
-    assert ranges["M"][0] * 8 >= k
-    assert ranges["M"][0] == max(1, -(-k // 8))
+    for ranges in EngineLimits(**LIMITS).profiles(k).values():
+        assert all(least <= typical <= most for least, typical, most in ranges.values())
+        assert ranges["M"][0] * 8 >= k
+        assert ranges["M"][0] == max(1, -(-k // 8))

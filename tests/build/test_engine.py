@@ -17,6 +17,7 @@ from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.errors import GlmspecError
 from glmspec.build.models.registry import model_of
+from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.build.progress import Progress
 from glmspec.build.trt import backend
@@ -112,7 +113,9 @@ def test_model_records(golden_engines):
     for name, source in (("verifier", "verifier"), ("dspark", "dspark"), ("dspark-2", "dspark_redvocab")):
         values = record(golden_engines / name)
         taps = tuple(values["build_config"]["taps"])
-        net = model_of(plan_conversion(CHECKPOINTS / source).config, taps).author(limits, "float32", backend())
+        net = model_of(plan_conversion(CHECKPOINTS / source).config, taps).author(
+            limits, Form(compute="float32"), backend()
+        )
         assert values["contract"] == json.loads(json.dumps(net.contract().to_json()))
         assert values["network"]["sha256"] == read(net.definition, net.backend).content_hash()
         assert values["network"]["layers"] == net.definition.num_layers
@@ -442,7 +445,8 @@ def test_the_profile_is_recorded(small):
     build_config = json.loads((small / "verifier" / "config.json").read_text())["build_config"]
     limits = EngineLimits(**build_config["limits"])
     assert build_config["index_topk"] == limits.index_topk(256)
-    assert {k: tuple(v) for k, v in build_config["profile"].items()} == limits.ranges(build_config["index_topk"])
+    wanted = limits.profiles(build_config["index_topk"])
+    assert build_config["profiles"] == json.loads(json.dumps(wanted))
 
 
 # -- what is legal and surprising is said ---------------------------------------------------------

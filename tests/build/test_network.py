@@ -14,11 +14,12 @@ import pytest
 from support.models import GOLDENS
 
 from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.errors import NetworkError
 from glmspec.build.models.registry import model_of
 from glmspec.build.network import ops
 from glmspec.build.network.contract import CACHE, WEIGHT, Contract, TensorSpec
+from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network
 from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
@@ -38,7 +39,7 @@ def config_of(name: str, **changes):
 
 
 def author(model, compute: str = "float32", limits: EngineLimits = LIMITS) -> Network:
-    return model.author(limits, compute, TRT)
+    return model.author(limits, Form(compute=compute), TRT)
 
 
 def hash_of(net: Network) -> str:
@@ -157,7 +158,7 @@ def test_what_only_the_builder_sees_is_named_too(path, plant):
     plant(model)
     net = author(model)
     with pytest.raises(NetworkError, match=f"^dflash2: .*{re.escape(path)}reshape"):
-        build_plan(net, LIMITS, 0, "SM120")
+        build_plan(net, LIMITS.profiles(0)[CONTEXT], "SM120")
 
 
 def test_the_next_network_does_not_inherit_a_complaint():
@@ -173,7 +174,7 @@ def test_the_next_network_does_not_inherit_a_complaint():
 
 
 def toy(*specs: TensorSpec, compute: str = "float32") -> Network:
-    net = Network("toy", compute, TRT)
+    net = Network("toy", Form(compute=compute), TRT)
     net.declare(specs or [TensorSpec("x", "float32", ("N", 4))])
     return net
 
@@ -251,15 +252,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 from pathlib import Path
 from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.models.registry import model_of
+from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.build.trt import backend
 from glmspec.convert.checkpoint import parse_config
 hashes = {{}}
 for name in {list(reversed(NAMES))!r}:
     path = Path({str(GOLDENS)!r}) / "checkpoints" / name / "config.json"
-    net = model_of(parse_config(read_json(path), "")).author({LIMITS!r}, "float32", backend("tensorrt_rtx"))
+    model = model_of(parse_config(read_json(path), ""))
+    net = model.author({LIMITS!r}, Form(compute="float32"), backend("tensorrt_rtx"))
     hashes[name] = read(net.definition, net.backend).content_hash()
 print(json.dumps(hashes))
 """

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from support.models import GOLDENS
 
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.errors import NetworkError
 from glmspec.build.models.registry import model_of
 from glmspec.build.network import ops
 from glmspec.build.network.contract import CACHE, WEIGHT, TensorSpec
+from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network
 from glmspec.build.plan import build_plan
 from glmspec.build.trt import backend
@@ -43,10 +44,12 @@ def config_of(name: str):
 
 
 def build(config, compute: str) -> tuple[Network, bytes, int]:
-    net = model_of(config, taps=(0, 2, 6) if hasattr(config, "index_topk") else ()).author(LIMITS, compute, TRT)
+    net = model_of(config, taps=(0, 2, 6) if hasattr(config, "index_topk") else ()).author(
+        LIMITS, Form(compute=compute), TRT
+    )
     net.builder = Watched(net.builder)
     k = LIMITS.index_topk(config.index_topk) if hasattr(config, "index_topk") else 0
-    return net, build_plan(net, LIMITS, k, "SM120"), k
+    return net, build_plan(net, LIMITS.profiles(k)[CONTEXT], "SM120").plan, k
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,7 @@ def _check_bindings(net: Network, plan: bytes) -> None:
 
 
 def _check_profile(net: Network, k: int) -> None:
-    ranges = LIMITS.ranges(k)
+    ranges = LIMITS.profiles(k)[CONTEXT]
     for spec in net.contract().inputs:
         if any(isinstance(dim, str) for dim in spec.dims):
             for bound, shape in enumerate(net.builder.profile.get_shape(spec.name)):
@@ -93,7 +96,7 @@ def _check_profile(net: Network, k: int) -> None:
 
 def test_the_verifier_s_page_table_never_holds_fewer_rows_than_k():
     """TensorRT accepts a profile whose least length is below K unchecked, so ours must not offer one."""
-    least, _, most = LIMITS.ranges(256)["M"]
+    least, _, most = LIMITS.profiles(256)[CONTEXT]["M"]
     assert least * LIMITS.page_size >= 256
     assert most == LIMITS.pages_per_sequence
 
@@ -101,7 +104,7 @@ def test_the_verifier_s_page_table_never_holds_fewer_rows_than_k():
 @pytest.mark.parametrize("name", ["verifier", "dspark", "dflash2", "dspark_redvocab"])
 def test_the_contract_lists_the_checkpoint_s_weights(name):
     conversion = plan_conversion(GOLDENS / "checkpoints" / name)
-    contract = model_of(conversion.config).author(LIMITS, "float32", TRT).contract()
+    contract = model_of(conversion.config).author(LIMITS, Form(compute="float32"), TRT).contract()
     listed = {spec.name: spec.dims for spec in contract.of_role(WEIGHT)}
     held = {weight.name: weight.dims for weight in conversion.plan.weights}
     assert held.items() <= listed.items()
@@ -109,7 +112,7 @@ def test_the_contract_lists_the_checkpoint_s_weights(name):
 
 
 def toy(body, dims) -> Network:
-    net = Network("toy", "float32", TRT)
+    net = Network("toy", Form(compute="float32"), TRT)
     net.declare([TensorSpec("x", "float32", dims)])
     with net.scope("model.layers.7"):
         made = body(net.inputs["x"])
@@ -127,11 +130,11 @@ def toy(body, dims) -> Network:
 def test_the_builder_s_complaint_names_network_and_layer(body, layer):
     net = toy(body, ("S", 4))
     with pytest.raises(NetworkError, match=rf"^toy: TensorRT could not build .*model\.layers\.7/{layer}\.1"):
-        build_plan(net, LIMITS, 0, "SM120")
+        build_plan(net, LIMITS.profiles(0)[CONTEXT], "SM120")
 
 
 def test_an_impossible_profile_is_an_error():
     """K beyond what a page table can hold: the least number of pages is above the most."""
     net = toy(lambda x: x * 2.0, ("M", 4))
     with pytest.raises(NetworkError, match="toy"):
-        build_plan(net, LIMITS, 4096, "SM120")
+        build_plan(net, LIMITS.profiles(4096)[CONTEXT], "SM120")

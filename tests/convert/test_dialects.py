@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from support.models import LIMITS, edit_checkpoint, random_verifier, write_checkpoint
 
 from glmspec.build.errors import CheckpointError, ConfigError
+from glmspec.build.network.form import Form
 from glmspec.convert.calibration import read_calibration
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.formats import amax, convert, plain, to_float32
@@ -103,7 +104,7 @@ def in_dialect(folder: Path, home: Path, dialect: str) -> tuple[Path, Path]:
 
 
 def logits(checkpoint) -> torch.Tensor:
-    model = Model(checkpoint.config, LIMITS, "float32", checkpoint.load())
+    model = Model(checkpoint.config, LIMITS, Form(compute="float32"), [checkpoint.load()])
     ids = [3, 17, 41, 8, 96, 5, 60, 22, 9, 77, 31, 50, 2, 4, 88, 71, 19, 40, 6, 13]
     return model.run(pack_rows([Rows(Span([1, 2, 3], 0, 20), ids, 20)], LIMITS, 2))["logits"]
 

@@ -16,10 +16,10 @@ import pytest
 from support.models import edit_checkpoint, random_verifier
 
 from glmspec.build.errors import CheckpointError, GlmspecError
+from glmspec.build.network.shards import Mapping
 from glmspec.convert import files, writer
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES
-from glmspec.convert.shards import Mapping
 from glmspec.convert.writer import Run
 
 OPTIONS = Options(RECIPES["nvfp4"], Mapping(2, 1))

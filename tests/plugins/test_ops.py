@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.networks import author, run
+from support.networks import PLAIN, author, run
 
+from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.plugins import (
     OPS,
@@ -21,6 +22,7 @@ from glmspec.plugins import (
     markov_walk,
     moe,
     rms_norm,
+    rounding,
     selector_walk,
     sparse_mla,
 )
@@ -36,6 +38,7 @@ class Case:
     inputs: dict[str, torch.Tensor]
     attributes: dict[str, Any] = field(default_factory=dict)
     static: tuple[str, ...] = ()
+    form: Form = PLAIN
 
 
 def table(pages: int, columns: int, seed: int) -> torch.Tensor:
@@ -43,7 +46,7 @@ def table(pages: int, columns: int, seed: int) -> torch.Tensor:
     return (torch.randperm(pages - 1, generator=generator)[:columns] + 1).to(INT)
 
 
-def index_case(seed: int, quantum: float) -> Case:
+def index_case(seed: int, quantum: float, at_once: int = 2) -> Case:
     """Two sequences in three segments. quantum: scores are multiples of it, so that many are equal."""
     g = torch.Generator().manual_seed(seed)
     q = (torch.randn(11, 2, 4, generator=g) / quantum).round() * quantum
@@ -62,7 +65,7 @@ def index_case(seed: int, quantum: float) -> Case:
         "row_slot": slots.to(INT),
         "positions": positions.to(INT),
     }
-    return Case(index_topk, inputs, {"k": 8})
+    return Case(index_topk, inputs, {"k": 8, "at_once": at_once})
 
 
 def attention_case(causal: bool, window: int, relative: bool) -> Case:
@@ -124,6 +127,7 @@ def cases() -> dict[str, Case]:
         "index_topk": index_case(1, 1e-6),
         "index_topk with ties": index_case(2, 0.5),
         "index_topk, all scores equal": index_case(3, 100.0),
+        "index_topk, a head at a time": index_case(2, 0.5, at_once=1),
         "markov_walk": Case(
             markov_walk, {**walk_inputs(1, 30), "w1": rand(30, 4), "w2": rand(30, 4)}, {}, ("w1", "w2")
         ),
@@ -170,6 +174,7 @@ def cases() -> dict[str, Case]:
             {},
             ("gate_up", "down"),
         )
+    made |= quantized_cases(made, rand)
     for causal, window, relative in [
         (False, 0, False),
         (False, 6, False),
@@ -181,6 +186,38 @@ def cases() -> dict[str, Case]:
             causal, window, relative
         )
     return made
+
+
+def quantized_cases(made: dict[str, Case], rand: Callable) -> dict[str, Case]:
+    """Rounded activations (values on ties, zeros, outliers), and experts that round in the middle."""
+    wide = rand(7, 2, 96) * torch.logspace(-3, 3, 7).view(-1, 1, 1)
+    wide[0, 0, :16], wide[1, 1, 3] = 0.0, 500.0
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(2, 2) * torch.tensor([[1.0], [-1.0]])
+    scales = torch.rand(7) * 0.01 + 0.005
+    found = {
+        "rounding, blocks": Case(rounding, {"x": rand(5, 256) * 9}, {"format": "fp8_block"}),
+        "rounding, a partial block": Case(rounding, {"x": rand(5, 200)}, {"format": "fp8_block"}),
+        "rounding, narrower than a block": Case(rounding, {"x": rand(5, 40)}, {"format": "fp8_block"}),
+        "rounding, blocks of experts": Case(rounding, {"x": wide}, {"format": "fp8_block"}, ("x",)),
+        "rounding, one scale": Case(
+            rounding, {"x": rand(5, 40) * 99, "s": torch.tensor(0.3)}, {"format": "fp8"}, ("s",)
+        ),
+        "rounding, a scale an expert": Case(rounding, {"x": wide, "s": scales}, {"format": "fp8"}, ("x", "s")),
+        "rounding, groups": Case(rounding, {"x": rand(5, 64), "s": torch.tensor(0.002)}, {"format": "nvfp4"}, ("s",)),
+        "rounding, groups with ties": Case(rounding, {"x": ties, "s": torch.tensor(1.0)}, {"format": "nvfp4"}, ("s",)),
+        "rounding, groups of experts": Case(rounding, {"x": wide, "s": scales}, {"format": "nvfp4"}, ("x", "s")),
+    }
+    plain = made["moe, 40 tokens"]
+    wide_experts = {**plain.inputs, "gate_up": rand(6, 64, 8), "down": rand(6, 8, 32)}
+    for tokens in (1, 5, 40):
+        given = {**wide_experts, **{name: plain.inputs[name][:tokens] for name in ("x", "expert", "weight")}}
+        for middle in (None, "fp8_block", "fp8", "nvfp4"):
+            scaled = given | ({"middle": torch.rand(6) * 0.01 + 0.005} if middle in ("fp8", "nvfp4") else {})
+            static = ("gate_up", "down", "middle")
+            found[f"moe, {tokens} tokens, {middle}"] = Case(moe, scaled, {"middle": middle}, static)
+        layer = Form(compute="float32", moe="layer")
+        found[f"moe as TensorRT's layer, {tokens} tokens"] = Case(moe, given, {}, ("gate_up", "down"), layer)
+    return found
 
 
 CASES = cases()
@@ -199,7 +236,7 @@ def native(case: Case) -> Callable:
 def test_native_layers_equal_the_reference(name, lowest_wins):
     case = CASES[name]
     expected = as_list(case.op.reference(*case.inputs.values(), **case.attributes))
-    found = run(case.inputs, native(case), case.static, regions=False, lowest_wins=lowest_wins)
+    found = run(case.inputs, native(case), case.static, case.form, regions=False, lowest_wins=lowest_wins)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
@@ -209,11 +246,11 @@ def test_native_layers_equal_the_reference(name, lowest_wins):
 @pytest.mark.parametrize("name", CASES)
 def test_the_region_is_replaced_by_the_reference(name):
     case = CASES[name]
-    net = author(case.inputs, native(case), case.static)
+    net = author(case.inputs, native(case), case.static, case.form)
     ops = {node.region["op"] for node in read(net.definition, net.backend).nodes if node.region and "op" in node.region}
     assert ops == {next(op for op, reference in OPS.items() if reference is case.op.reference)}
     expected = as_list(case.op.reference(*case.inputs.values(), **case.attributes))
-    for one, other in zip(run(case.inputs, native(case), case.static), expected, strict=True):
+    for one, other in zip(run(case.inputs, native(case), case.static, case.form), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
@@ -229,7 +266,7 @@ def test_lowest_topk_reference_against_sorting(name):
 def test_index_topk_reference_against_a_plain_loop():
     """The oracle itself, checked by sorting (-score, column) in Python."""
     for case in (CASES["index_topk"], CASES["index_topk with ties"]):
-        rows, visible = index_topk.reference(*case.inputs.values(), k=8)
+        rows, visible = index_topk.reference(*case.inputs.values(), **case.attributes)
         given = case.inputs
         for token, (segment, _) in enumerate(given["row_slot"].tolist()):
             pages, position = given["page_table"][segment].tolist(), int(given["positions"][token])

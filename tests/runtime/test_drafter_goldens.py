@@ -13,6 +13,7 @@ from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.models.registry import model_of
+from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.build.trt import backend
 from glmspec.runtime.model import Model
@@ -44,12 +45,12 @@ def weights(tmp_path_factory) -> dict[str, tuple[dict, dict[str, torch.Tensor]]]
 
 def load(weights, kind: str, window: str, **options) -> Model:
     values, tensors = weights[kind]
-    return Model(DrafterConfig.from_hf(values, kind, window), LIMITS, "float32", tensors, **options)
+    return Model(DrafterConfig.from_hf(values, kind, window), LIMITS, Form(compute="float32"), [tensors], **options)
 
 
 def final_norm(weights, kind: str) -> str:
     """Name of the drafter's hidden state after its final norm."""
-    net = model_of(DrafterConfig.from_hf(weights[kind][0], kind)).author(LIMITS, "float32", backend())
+    net = model_of(DrafterConfig.from_hf(weights[kind][0], kind)).author(LIMITS, Form(compute="float32"), backend())
     return [node.output.name for node in read(net.definition, net.backend).nodes if node.name.startswith("norm/")][-1]
 
 
@@ -71,7 +72,7 @@ def test_block_equals_the_golden(weights, kind, convention, regions):
     assert out["draft_ids"][0].tolist() == golden["draft_tokens"].tolist()
     for layer in range(model.config.num_hidden_layers):
         for cache, key in (("key", "ctx_k"), ("value", "ctx_v")):
-            rows = model.caches[f"cache.layers.{layer}.{cache}"][PAGES].transpose(1, 2).flatten(0, 1)[:CONTEXT]
+            rows = model.caches[0][f"cache.layers.{layer}.{cache}"][PAGES].transpose(1, 2).flatten(0, 1)[:CONTEXT]
             torch.testing.assert_close(rows, golden[f"{key}.{layer}"], rtol=1e-4, atol=1e-4)
     if probe:
         torch.testing.assert_close(out[probe[0]], golden["block_hidden"], rtol=1e-4, atol=1e-4)
@@ -92,7 +93,7 @@ def test_blocks_in_a_batch_do_not_see_each_other(weights, kind):
     features = [torch.randn(n, len(config.taps) * config.hidden_size, generator=g) for n in lengths]
 
     def draft(which: list[int], pieces: int) -> list[list[int]]:
-        for cache in model.caches.values():
+        for cache in model.caches[0].values():
             cache.zero_()
         for piece in range(pieces):
             parts = [torch.arange(lengths[i]).chunk(pieces)[piece] for i in which]

@@ -195,7 +195,7 @@ def test_the_drafter_knows_the_same_context_as_after_a_cold_start(tiny_engines, 
         count = len(requests[3].prompt_ids) + len(plain[3]) - 1 - 9  # the last block's rows are never appended
         rows[name] = {
             cache: tensor[pages].transpose(1, 2).flatten(0, 1)[:count]
-            for cache, tensor in engine.drafter.caches.items()
+            for cache, tensor in engine.drafter.caches[0].items()
         }
     assert count > 60
     for cache, expected in rows["cold"].items():

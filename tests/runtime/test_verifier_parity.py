@@ -130,7 +130,10 @@ def test_each_rotary_flag_changes_its_own_module_only(tmp_path, key):
         config.write_text(text.replace("{", f'{{"{key}": {value},', 1))
         model = load_verifier(tmp_path / "hf", tmp_path / f"ck-{name}")
         model.run(pack_rows([Rows(Span(PAGES["a"], 0, 30), ids, 1)], LIMITS, 2))
-        caches[name] = {"latent": model.caches["cache.layers.0.latent"], "index": model.caches["cache.layers.0.index"]}
+        caches[name] = {
+            "latent": model.caches[0]["cache.layers.0.latent"],
+            "index": model.caches[0]["cache.layers.0.index"],
+        }
     moved = {kind: not torch.equal(caches["on"][kind], caches["off"][kind]) for kind in ("latent", "index")}
     assert moved == {"latent": key == "rope_interleave", "index": key == "indexer_rope_interleave"}
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.network.form import Form
 from glmspec.convert.conversion import plan_conversion
 from glmspec.runtime.model import Model
 
@@ -116,7 +117,7 @@ def convert_and_load(folder: Path, out: Path) -> tuple[Any, dict[str, torch.Tens
 def load_verifier(folder: Path, out: Path, limits: EngineLimits = LIMITS, **options: Any) -> Model:
     """A verifier on the reference executor, float32."""
     checkpoint, weights = convert_and_load(folder, out)
-    return Model(checkpoint.config, limits, "float32", weights, **options)
+    return Model(checkpoint.config, limits, Form(compute="float32"), [weights], **options)
 
 
 def edit_checkpoint(source: Path, out: Path, *, config: dict | None = None, drop=(), add: dict | None = None) -> Path:

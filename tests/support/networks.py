@@ -7,10 +7,13 @@ from collections.abc import Callable
 import torch
 
 from glmspec.build.network.contract import TensorSpec
+from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.reader import read
 from glmspec.build.trt import backend
 from glmspec.runtime.executor import ReferenceExecutor
+
+PLAIN = Form(compute="float32")
 
 
 def spec_of(name: str, tensor: torch.Tensor, dynamic: bool) -> TensorSpec:
@@ -21,9 +24,11 @@ def spec_of(name: str, tensor: torch.Tensor, dynamic: bool) -> TensorSpec:
     return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), dims)
 
 
-def author(inputs: dict[str, torch.Tensor], body: Callable[..., object], static: tuple[str, ...] = ()) -> Network:
+def author(
+    inputs: dict[str, torch.Tensor], body: Callable[..., object], static: tuple[str, ...] = (), form: Form = PLAIN
+) -> Network:
     """A network with these inputs and the outputs `body` returns (a Tensor, or a tuple of them)."""
-    net = Network("test", "float32", backend())
+    net = Network("test", form, backend())
     net.declare([spec_of(name, tensor, name not in static) for name, tensor in inputs.items()])
     made = body(*(net.inputs[name] for name in inputs))
     for index, tensor in enumerate(made if isinstance(made, tuple) else (made,)):
@@ -34,10 +39,14 @@ def author(inputs: dict[str, torch.Tensor], body: Callable[..., object], static:
 
 
 def run(
-    inputs: dict[str, torch.Tensor], body: Callable[..., object], static: tuple[str, ...] = (), **options
+    inputs: dict[str, torch.Tensor],
+    body: Callable[..., object],
+    static: tuple[str, ...] = (),
+    form: Form = PLAIN,
+    **options,
 ) -> list[torch.Tensor]:
     """Author and run once; the outputs in order."""
-    net = author(inputs, body, static)
+    net = author(inputs, body, static, form)
     executor = ReferenceExecutor(read(net.definition, net.backend), {}, {}, **options)
     out = executor.run(inputs)
     return [out[f"out{index}"] for index in range(len(out))]

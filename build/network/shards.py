@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from glmspec.build.errors import ConfigError
 from glmspec.build.network.contract import TensorSpec
-from glmspec.convert.formats import FORMATS
+from glmspec.build.network.formats import FORMATS
 
 _TRIED = (1, 2, 4, 8, 16, 32, 64)
 
@@ -28,6 +28,10 @@ class Mapping:
     def __post_init__(self) -> None:
         if self.tp % self.ep:
             raise ConfigError(f"--ep: found {self.ep}, expected a divisor of --tp ({self.tp}).")
+
+    def expert_group(self, rank: int) -> int:
+        """Which group's experts a rank holds. TensorRT-LLM's order: neighbouring ranks hold different experts."""
+        return rank % self.ep
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,9 @@ class Layout:
 
     def box(self, rank: int) -> tuple[range, range, range]:
         """The units, rows (with padding) and columns that a rank holds."""
-        # TensorRT-LLM's order: neighbouring ranks hold different experts.
-        within, outer = divmod(rank, self.mapping.ep) if self.split.experts else (rank, rank)
+        within = outer = rank
+        if self.split.experts:
+            within, outer = rank // self.mapping.ep, self.mapping.expert_group(rank)
         sizes, ways = (self.units, self.padded, self.columns), self._ways()
         places = (outer, within, within)
         parts = [size // way for size, way in zip(sizes, ways, strict=True)]

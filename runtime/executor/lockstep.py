@@ -1,0 +1,118 @@
+"""Tensor-parallel ranks in lockstep: a thread a rank, collectives really carried out.
+
+Ranks share one network; their weights, tables and caches differ. At a collective every rank hands in its tensor and
+waits for the others; that all of them are at the same layer is checked, so a rank that skips one is an error and not a
+hang. Sums are taken in the order of the ranks: the same on every rank, and from run to run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from glmspec.build.errors import NetworkError
+from glmspec.build.network.reader import Graph
+from glmspec.runtime.executor.executor import ReferenceExecutor
+
+Tensors = dict[str, torch.Tensor]
+
+
+class LockstepExecutor:
+    """All ranks of a network. weights, caches: by rank. options: as for `ReferenceExecutor`.
+
+    Raises `NetworkError` when ranks disagree: about the layer they are at, or about an output of the step.
+    """
+
+    def __init__(self, graph: Graph, weights: Sequence[Tensors], caches: Sequence[Tensors], **options: Any) -> None:
+        self.graph = graph
+        self._meeting = _Meeting(len(weights))
+        self.ranks = [
+            ReferenceExecutor(graph, mine, own, ranks=_Rank(self._meeting, rank), **options)
+            for rank, (mine, own) in enumerate(zip(weights, caches, strict=True))
+        ]
+        self._threads = ThreadPoolExecutor(len(self.ranks), thread_name_prefix=graph.name)
+
+    @property
+    def program(self) -> Any:
+        """The program every rank runs."""
+        return self.ranks[0].program
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """One step of all ranks; the first one's outputs, which all have."""
+        self._meeting.reset()
+        first, *others = self._threads.map(lambda rank: self._run(rank, inputs), self.ranks)
+        failed = [one for one in (first, *others) if isinstance(one, Exception)]
+        if failed:  # a rank that only waited in vain says less than the one that failed
+            told = [one for one in failed if not isinstance(one.__cause__, threading.BrokenBarrierError)]
+            raise (told or failed)[0]
+        for rank, other in enumerate(others, 1):
+            for name, tensor in first.items():
+                if not _same(tensor, other[name]):
+                    raise NetworkError(f"{self.graph.name}: output {name}: rank {rank} and rank 0 disagree.")
+        return first
+
+    def _run(self, rank: ReferenceExecutor, inputs: Tensors) -> Tensors | Exception:
+        try:
+            return rank.run(inputs)
+        except Exception as error:
+            self._meeting.abort()
+            return error
+
+
+class _Meeting:
+    """Where ranks meet at collectives."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size)
+        self._brought: list[tuple[str, torch.Tensor | None]] = [("", None)] * size
+
+    def reset(self) -> None:
+        """Forget an earlier failure."""
+        if self._barrier.broken:
+            self._barrier = threading.Barrier(self.size)
+
+    def abort(self) -> None:
+        """Let nobody wait for a rank that failed."""
+        self._barrier.abort()
+
+    def exchange(self, rank: int, layer: str, x: torch.Tensor, combine: Callable) -> torch.Tensor:
+        """What `combine` makes of every rank's tensor, in order."""
+        self._brought[rank] = (layer, x)
+        self._barrier.wait()
+        layers = {name for name, _ in self._brought}
+        if len(layers) > 1:
+            raise NetworkError(f"ranks meet at different layers: {', '.join(sorted(layers))}")
+        made = combine([tensor for _, tensor in self._brought])
+        self._barrier.wait()  # nobody brings the next tensor before all have read this one
+        return made
+
+
+class _Rank:
+    """A rank's collectives, as the generated code calls them."""
+
+    def __init__(self, meeting: _Meeting, rank: int) -> None:
+        self._meeting, self._rank = meeting, rank
+
+    def all_reduce(self, layer: str, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, added up in float32, in x's dtype."""
+        return self._meeting.exchange(self._rank, layer, x, _sum)
+
+    def all_gather(self, layer: str, x: torch.Tensor) -> torch.Tensor:
+        """All ranks' tensors, one after the other along the first axis."""
+        return self._meeting.exchange(self._rank, layer, x, torch.cat)
+
+
+def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    total = parts[0].float().clone()
+    for part in parts[1:]:
+        total += part
+    return total.to(parts[0].dtype)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
