@@ -120,53 +120,112 @@ def verify(directory: Path) -> None:
     click.echo(verify_folder(directory, RichProgress()))
 
 
+def _sizes(command: Any) -> Any:
+    """The options that say for what, how large and in which form: of `engine` and `validate` alike."""
+    options = (
+        click.option("--drafter", "drafters", multiple=True, type=_FOLDER,
+                     help="Block drafter; may be given several times."),
+        click.option("--target", type=click.Choice(list(TARGETS)), help="Where the engines will run."),
+        click.option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1),
+                     help="GPUs. Default: as converted, else 1."),
+        click.option("--ep", type=click.IntRange(1), help="Groups of them with whole experts. Default: as converted."),
+        click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
+                     help="Recipe for the verifier's matrices; auto keeps what the checkpoint has."),
+        click.option("--dtype", type=_DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs."),
+        click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True,
+                     help="auto: the compute dtype, all that TensorRT's cache update takes."),
+        click.option("--max-model-len", type=click.IntRange(2),
+                     help="Tokens of one sequence, prompt and output together."),
+        click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences running at once."),
+        click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Rows of one step."),
+        click.option("--max-cached-tokens", type=click.IntRange(1),
+                     help="Tokens that the caches hold. Default: what the limits can use and the GPU has room for."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _options(values: dict[str, Any]) -> Any:
+    """The build options among a command's parameters."""
+    from glmspec.build.deployment import Options
+
+    values["compute"] = values.pop("dtype")
+    return Options(**values)
+
+
 @main.command()
-@click.option("--verifier", required=True, type=_FOLDER, help="Verifier: Hugging Face or converted checkpoint.")
-@click.option("--drafter", "drafters", multiple=True, type=_FOLDER, help="Block drafter; may be given several times.")
-@click.option("--target", required=True, type=click.Choice(list(TARGETS)), help="Where the engines will run.")
-@click.option("-o", "--output", required=True, type=_OUT, help="Engine directory to write.")
-@click.option("--max-model-len", type=click.IntRange(2), help="Tokens of one sequence, prompt and output together.")
-@click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences running at once.")
-@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Rows of one step.")
-@click.option("--dtype", type=_DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs.")
-@click.option(
-    "--tp",
-    "--tensor-parallel-size",
-    "tp",
-    type=click.IntRange(1, 1),
-    default=1,
-    help="GPUs; this version builds for 1.",
-)
-@click.option(
-    "--quant",
-    type=click.Choice(["auto"]),
-    default="auto",
-    help="auto: quantized weights are dequantized; this version has no quantized networks.",
-)
+@click.option("--verifier", type=_FOLDER, help="Verifier: Hugging Face or converted checkpoint.")
+@_sizes
+@click.option("-o", "--output", type=_OUT, help="Engine directory (or bundle) to write.")
+@click.option("--no-validate", is_flag=True, help="Skip the checks that `validate` makes.")
+@click.option("--from-bundle", "bundle", type=_FOLDER, help="Finish a bundle, on a machine with its GPU and TensorRT.")
 def engine(
-    verifier: Path,
+    verifier: Path | None,
     drafters: tuple[Path, ...],
-    target: str,
-    output: Path,
-    max_model_len: int | None,
-    max_num_seqs: int | None,
-    max_num_batched_tokens: int | None,
-    dtype: str | None,
-    tp: int,
-    quant: str,
+    target: str | None,
+    output: Path | None,
+    no_validate: bool,
+    bundle: Path | None,
+    **sizes: Any,
 ) -> None:
-    """Build an engine directory from a verifier and its drafters."""
-    from glmspec.build.engine import Options, build_engines
+    """Build an engine directory from a verifier and its drafters.
+
+    Where the target's TensorRT is not installed, what needs no GPU is done and written as a bundle (exit code 3)."""
     from glmspec.build.progress import RichProgress
 
-    options = Options(
-        compute=dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )
-    build_engines(verifier, drafters, TARGETS[target], options, output, RichProgress())
+    if bundle:
+        from glmspec.build.bundle import finish, finished_name
+
+        if verifier or drafters or target:
+            raise click.UsageError("--from-bundle knows its verifier, drafters and target: leave them out")
+        output = output or finished_name(bundle)
+        finish(bundle, output, RichProgress())
+    else:
+        from glmspec.build.engine import build_engines
+
+        for name, value in (("--verifier", verifier), ("--target", target), ("--output", output)):
+            if value is None:
+                raise click.UsageError(f"Missing option {name!r}.")
+        options = _options(sizes)
+        build_engines(verifier, drafters, TARGETS[target], options, output, RichProgress(), check=not no_validate)
     click.echo(str(output))
+
+
+@main.command()
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@_sizes
+@click.option("--config-only", is_flag=True, help="SOURCE and the drafters are config.json files, or folders with one.")
+@click.option(
+    "--group-layers", type=click.IntRange(1), help="Compile so many layers at a time: faster than all at once."
+)
+@click.option("--cache", type=_OUT, help="Folder that remembers which networks compile.")
+@click.option("--stage", "stages", multiple=True, help="Run this stage only; may be given several times.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as JSON.")
+@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as JUnit XML.")
+def validate(
+    source: Path,
+    drafters: tuple[Path, ...],
+    target: str,
+    config_only: bool,
+    group_layers: int | None,
+    cache: Path | None,
+    stages: tuple[str, ...],
+    json_file: Path | None,
+    junit: Path | None,
+    **sizes: Any,
+) -> None:
+    """Check, without a GPU, that the verifier SOURCE builds for a target and computes what it should.
+
+    Exit code 1 when a check fails."""
+    from glmspec.build.validate.command import validate_command
+
+    if target is None:
+        raise click.UsageError("Missing option '--target'.")
+    ok = validate_command(
+        source, drafters, TARGETS[target], _options(sizes), config_only, group_layers, cache, stages, json_file, junit
+    )
+    sys.exit(0 if ok else 1)
 
 
 @main.command()

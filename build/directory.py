@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.errors import EngineError
+from glmspec.build.machine import Machine
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import ENGINES, sha256
 
@@ -54,6 +55,22 @@ class EngineDirectory:
         ):
             if self.record.get(key) != built:
                 fields.fail(key, f"what the engines were built with: {built}")
+
+    def check_machine(self, machine: Machine) -> None:
+        """Raise `EngineError` when plans were compiled for another GPU or by another TensorRT than this machine's."""
+        capability, tensorrt = self.record["compute_capability"], self.record["tensorrt"]
+        if capability is None:
+            return  # networks are authored at load, and their hashes compared
+        if machine.compute_capability not in (None, capability):
+            raise EngineError(
+                f"{self.folder}: built for {capability}, and this machine's GPU is {machine.compute_capability}. "
+                "Build the engine directory for this GPU."
+            )
+        if machine.version not in (None, tensorrt["version"]):
+            raise EngineError(
+                f"{self.folder}: built by {tensorrt['package']} {tensorrt['version']}, and this machine has "
+                f"{machine.version}. Install that version, or build the engine directory again."
+            )
 
     @property
     def verifier(self) -> str:

@@ -37,18 +37,19 @@ def _show_engines(console: Console, folder: Path, directory: EngineDirectory) ->
     console.print(f"authored by glmspec {maker['version']} with {tensorrt['package']} {tensorrt['version']}")
     names = [directory.verifier, *(drafter["name"] for drafter in directory.drafters)]
     configs = {name: directory.model(name) for name in names}
-    models = _table("Models", "name", "architecture", "layers", "plan", "weights")
-    hashes = _table("Hashes (SHA-256, first 16 digits)", "name", "network", "plan", "weights")
+    models = _table("Models", "name", "architecture", "profile", "layers", "plan", "weights")
+    hashes = _table("Hashes (SHA-256, first 16 digits)", "name", "profile", "network", "plan", "weights")
     for name, config in configs.items():
-        plan, network, weights = config["plan"], config["network"], config["weights"]
-        size = _size((folder / name / plan["file"]).stat().st_size) if plan else "authored at load"
-        models.add_row(
-            name, config["pretrained_config"]["architecture"], f"{network['layers']:,}", size, weights["folder"]
-        )
-        hashes.add_row(name, network["sha256"][:16], plan["sha256"][:16] if plan else "-", weights["sha256"][:16])
+        weights, architecture = config["weights"], config["pretrained_config"]["architecture"]
+        for profile, network in config["networks"].items():
+            plan = config["plans"].get(profile)
+            size = _size((folder / name / plan["file"]).stat().st_size) if plan else "authored at load"
+            models.add_row(name, architecture, profile, f"{network['layers']:,}", size, weights["folder"])
+            digests = (network["sha256"], plan["sha256"] if plan else "-", weights["sha256"])
+            hashes.add_row(name, profile, *(digest[:16] for digest in digests))
     limits = _table("Limits", "limit", "value")
     for key, value in record["limits"].items():
-        limits.add_row(key, f"{value:,}")
+        limits.add_row(key, "all" if value is None else f"{value:,}")
     for table in (models, hashes, limits):
         console.print(table)
     for name, config in configs.items():

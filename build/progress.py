@@ -34,6 +34,9 @@ class Progress:
         """A piece of work of `total` steps; call the yielded function after each, with its name."""
         yield lambda name: None
 
+    def doing(self, what: str) -> None:
+        """What the step that goes on is busy with."""
+
     @contextmanager
     def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         """A piece of work over `total` bytes; call the yielded function, from any thread, with those done since."""
@@ -48,6 +51,7 @@ class RichProgress(Progress):
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
+        self._told: Callable[[str], None] | None = None
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
@@ -61,7 +65,14 @@ class RichProgress(Progress):
     def steps(self, title: str, total: int) -> Iterator[Callable[[str], None]]:
         """A bar with time left, then a line with the seconds it took."""
         with self._bar(title, total, MofNCompleteColumn(), TimeRemainingColumn()) as (bar, task):
+            self._told = lambda what: bar.update(task, description=escape(f"{title}: {what}"))
             yield lambda name: bar.advance(task)
+            self._told = None
+
+    def doing(self, what: str) -> None:
+        """Beside the title of the bar."""
+        if self._told:
+            self._told(what)
 
     @contextmanager
     def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:

@@ -25,7 +25,7 @@ from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError, ConfigError
 from glmspec.build.models.registry import model_of
-from glmspec.build.network.form import Form, quantized_formats
+from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import FORMATS
 from glmspec.build.network.shards import Mapping, layout_of
 from glmspec.convert.files import sha256
@@ -90,6 +90,13 @@ class Checkpoint:
             formats=quantized_formats(quantization["formats"]),
             scaled=frozenset(quantization["inputs"]),
         )
+
+    def held(self, rank: int) -> dict[str, Held]:
+        """A rank's tensors by their files' headers."""
+        made = {}
+        for part in self.record["ranks"][rank]:
+            made |= self._read(part, lambda file, name: _held(name, file.get_slice(name)))
+        return made
 
     def tensors(self, rank: int) -> dict[str, torch.Tensor]:
         """A rank's tensors as they are stored. Raises `CheckpointError` when a file is not whole."""
@@ -189,6 +196,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         if not path.exists():
             raise CheckpointError(f"{folder}: {path.name}: missing. Convert the checkpoint again.")
     return checkpoint
+
+
+def _held(name: str, view: Any) -> Held:
+    return Held(name, view.get_dtype(), tuple(view.get_shape()))
 
 
 def _described(view: Any) -> str:

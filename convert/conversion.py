@@ -17,8 +17,9 @@ from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
 from glmspec.build.errors import CheckpointError, GlmspecError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.models.registry import model_of
-from glmspec.build.network.form import Form, quantized_formats
+from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import QUANTIZED
+from glmspec.build.network.shards import Mapping
 from glmspec.convert.checkpoint import Checkpoint, Config, is_converted, parse_config, read_checkpoint
 from glmspec.convert.files import CHECKPOINT, producer, resumable_folder, sha256, write_json
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
@@ -68,6 +69,22 @@ class Conversion:
             scaled=frozenset(weight.name for weight in self.plan.weights if weight.inputs is not None),
         )
 
+    @property
+    def mapping(self) -> Mapping:
+        """How it is divided among ranks."""
+        return self.options.mapping
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """A drafter's weight -> the verifier's weight that stands in for it."""
+        present = {weight.name for weight in self.plan.weights}
+        drafter = isinstance(self.config, DrafterConfig)
+        return {k: v for k, v in SHARED_WEIGHTS.items() if drafter and k not in present}
+
+    def held(self, rank: int) -> dict[str, Held]:
+        """The tensors a rank will hold."""
+        return {one.name: one for weight in self.plan.weights for one in weight.outputs(rank).values()}
+
     def write(self, out: Path, run: Run | None = None) -> Checkpoint:
         """Write the converted checkpoint. Raises `GlmspecError` when the disk is too small, before anything is
         written; an interrupted run leaves whole parts behind, for `resume`."""
@@ -107,8 +124,6 @@ class Conversion:
 
     def _record(self, folder: Path, names: list[list[str]], journal: Journal) -> dict[str, Any]:
         hf, mapping = self.source.config, self.options.mapping
-        present = {weight.name for weight in self.plan.weights}
-        drafter = isinstance(self.config, DrafterConfig)
         formats = {weight.name: weight.format for weight in self.plan.weights}
         return {
             "producer": producer(CHECKPOINT),
@@ -131,7 +146,7 @@ class Conversion:
             "ranks": names,
             "parts": parts_record(names, journal),
             "files": other_files(folder),
-            "shared_from_verifier": {k: v for k, v in SHARED_WEIGHTS.items() if drafter and k not in present},
+            "shared_from_verifier": self.shared,
             "eos_token_ids": None if self.end_tokens is None else list(self.end_tokens),
             "left_out": self.plan.left_out,
             "notes": [*self.source.notes, *self.plan.notes],

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import MissingCapability
+from glmspec.build.machine import this_machine
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.model import Model
@@ -109,7 +110,8 @@ class Engine:
 
 
 def _runnable(directory: EngineDirectory) -> EngineDirectory:
-    """Raise `MissingCapability` for engines this version cannot run."""
+    """Raise `EngineError` for engines of another machine, `MissingCapability` for those this version cannot run."""
+    directory.check_machine(this_machine(directory.record["tensorrt"]["package"]))
     target = directory.record["target"]
     if target != "cpu":
         raise MissingCapability(
@@ -127,5 +129,5 @@ def _model(checkpoint: Checkpoint, config: dict[str, Any], shared: dict[str, tor
         checkpoint.form(build["compute"]),
         [checkpoint.tensors(rank) | (shared or {}) for rank in range(checkpoint.mapping.tp)],
         taps=tuple(build["taps"]),
-        network_sha256=config["network"]["sha256"],
+        network_sha256=config["networks"][CONTEXT]["sha256"],
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from glmspec.build.configs.tensorrt import MOST_ELEMENTS, TOPK_MOST
 from glmspec.build.errors import ConfigError
 
-TOPK_LIMIT = 3840  # TensorRT's TopK refuses a larger K
-MOST_ELEMENTS = 2**31 - 1  # of one tensor of a step, as TensorRT counts them
+SCORES_AT_ONCE = 2**29  # numbers: 2 GB of index scores, in float32
 GENERATION, CONTEXT = "generation", "context"
 Ranges = dict[str, tuple[int, int, int]]  # contract symbol -> least, typical and greatest value
 
@@ -22,10 +22,11 @@ class EngineLimits:
     page_size: int  # context rows in a cache page
     segment_rows: int  # most rows of one sequence that share a gather of index keys
     block_rows: int  # rows a verify block may have: the anchor and the drafts
+    pool_pages: int | None = None  # pages that sequences share; None: enough for all of them at their longest
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < 1:
+            if value is not None and value < 1:
                 raise ConfigError(f"engine limits: {name}: found {value}, expected at least 1.")
         if self.max_model_len < 2:
             raise ConfigError("engine limits: max_model_len: found 1, expected at least 2: a prompt and an answer.")
@@ -37,6 +38,12 @@ class EngineLimits:
                 f"max_num_seqs ({self.max_num_seqs}) blocks of {self.block_rows} rows must fit one step."
             )
 
+        if self.pool_pages is not None and self.pool_pages < self.pages_per_sequence:
+            raise ConfigError(
+                f"engine limits: pool_pages: found {self.pool_pages}, expected at least {self.pages_per_sequence}: "
+                f"one sequence of {self.max_model_len:,} tokens must fit."
+            )
+
     @property
     def pages_per_sequence(self) -> int:
         """Pages of a sequence of the greatest length."""
@@ -44,8 +51,8 @@ class EngineLimits:
 
     @property
     def num_pages(self) -> int:
-        """Pages for every sequence at full length, and the null page."""
-        return self.max_num_seqs * self.pages_per_sequence + 1
+        """Pages of the caches: those that sequences share, and the null page."""
+        return 1 + (self.pool_pages or self.max_num_seqs * self.pages_per_sequence)
 
     @property
     def table_positions(self) -> int:
@@ -55,22 +62,22 @@ class EngineLimits:
     def index_topk(self, configured: int) -> int:
         """K of the DSA top-k: never more than the rows a page table can name."""
         k = min(configured, self.pages_per_sequence * self.page_size)
-        if k > TOPK_LIMIT:
-            raise ConfigError(f"index_topk: found {k}, expected at most {TOPK_LIMIT}, the most TensorRT's TopK takes.")
+        if k > TOPK_MOST:
+            raise ConfigError(f"index_topk: found {k}, expected at most {TOPK_MOST}, the most TensorRT's TopK takes.")
         return k
 
-    def index_heads(self, heads: int) -> int:
-        """Heads of the indexer that are scored at once: as many as keep the scores of a step, one a head, row of a
-        segment and row of the longest context, within what TensorRT can count."""
-        segments = self.profiles(0)[CONTEXT]["G"][2]
-        scores = segments * self.segment_rows * self.pages_per_sequence * self.page_size
+    def index_heads(self, heads: int, profile: str) -> int:
+        """Heads of the indexer that are scored at once: the scores of a step, one for a head, row of a segment and row
+        of the longest context, are its largest tensor, and more than TensorRT can count when all are taken."""
+        ranges = self.profiles(0)[profile]
+        scores = ranges["G"][2] * ranges["S"][2] * self.pages_per_sequence * self.page_size
         if scores > MOST_ELEMENTS:
             raise ConfigError(
                 f"max_num_batched_tokens: found {self.max_num_batched_tokens} with sequences of {self.max_model_len:,} "
                 f"tokens, whose index scores are {scores:,} numbers a head, expected at most {MOST_ELEMENTS:,}. "
                 "Lower --max-num-batched-tokens, --max-num-seqs or --max-model-len."
             )
-        return min(heads, MOST_ELEMENTS // scores)
+        return min(heads, max(1, SCORES_AT_ONCE // scores))
 
     def profiles(self, k: int) -> dict[str, Ranges]:
         """The steps an engine is built for: "generation" (blocks and single tokens only) and "context" (any step, with

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+GB = 10**9
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """One row of the table. package: the TensorRT that builds for it, None where the reference executor runs the
-    network itself. compute_capability: TensorRT's name. The rest are defaults for options left out."""
+    network itself. compute_capability: TensorRT's name. memory: bytes of one GPU, None for the host's. moe: form of the
+    experts in steps of blocks (see `Form`). The rest are defaults for options left out."""
 
     name: str
     description: str
     package: str | None
     compute_capability: str | None
+    memory: int | None
+    moe: str
     compute: str  # dtype
     page_size: int  # context rows a page
     max_model_len: int
@@ -21,13 +26,20 @@ class Target:
     max_num_batched_tokens: int
     segment_rows: int
 
+    @property
+    def usable_memory(self) -> int | None:
+        """Bytes that an engine may plan with: the CUDA context, NCCL's buffers and fragmentation take some."""
+        return None if self.memory is None else int(0.92 * self.memory)
 
-def _gpu(name: str, description: str, package: str, capability: str) -> Target:
+
+def _gpu(name: str, description: str, package: str, capability: str, memory: int, moe: str) -> Target:
     return Target(
         name=name,
         description=description,
         package=package,
         compute_capability=capability,
+        memory=memory * GB,
+        moe=moe,
         compute="bfloat16",
         page_size=64,
         max_model_len=131_072,
@@ -45,6 +57,8 @@ TARGETS: dict[str, Target] = {
             description="the reference executor in PyTorch, any machine",
             package=None,
             compute_capability=None,
+            memory=None,
+            moe="composed",
             compute="float32",
             page_size=16,
             max_model_len=4096,
@@ -52,9 +66,18 @@ TARGETS: dict[str, Target] = {
             max_num_batched_tokens=512,
             segment_rows=32,
         ),
-        _gpu("rtx-pro-6000", "RTX PRO 6000 Blackwell, built ahead of time on any machine", "tensorrt_rtx", "SM120"),
-        _gpu("b200", "B200, built on a machine with that GPU", "tensorrt", "SM100"),
-        _gpu("b300", "B300, built on a machine with that GPU", "tensorrt", "SM103"),
-        _gpu("h200", "H200, built on a machine with that GPU", "tensorrt", "SM90"),
+        _gpu(
+            "rtx-pro-6000",
+            "RTX PRO 6000 Blackwell, built ahead of time on any machine",
+            "tensorrt_rtx",
+            "SM120",
+            96,
+            "composed",
+        ),
+        _gpu("b200", "B200, finished on a machine with that GPU", "tensorrt", "SM100", 180, "layer"),
+        _gpu("b300", "B300, finished on a machine with that GPU", "tensorrt", "SM103", 288, "layer"),
+        _gpu("h200", "H200, finished on a machine with that GPU", "tensorrt", "SM90", 141, "composed"),
     )
 }
+# What networks for a GPU that cannot be built for here are compiled for instead, to see that they compile.
+PROXY_PACKAGE, PROXY_CAPABILITY = "tensorrt_rtx", "SM120"

@@ -16,7 +16,7 @@ from glmspec.build.layers.basic import LayerNorm, Linear, RMSNorm
 from glmspec.build.layers.paged import WritePlan, append
 from glmspec.build.layers.rotary import Rotary
 from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module, Weight
 from glmspec.plugins import index_topk, sparse_mla
 
@@ -31,8 +31,10 @@ class Attended:
 
 @dataclass(frozen=True)
 class Step:
-    """What every layer of a verifier step reads. Shapes: see the verifier's contract."""
+    """What every layer of a verifier step reads. Shapes: see the verifier's contract. (A layer without an indexer reads
+    no segments.)"""
 
+    net: Network
     positions_N: Tensor
     segment_rows_GS: Tensor
     row_slot_N2: Tensor

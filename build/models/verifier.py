@@ -94,32 +94,43 @@ class Verifier(Module):
         net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
         for weight in self.weights():
             weight.bind(net)
+        inputs = net.inputs
         step = Step(
-            positions_N=net.inputs["positions"],
-            segment_rows_GS=net.inputs["segment_rows"],
-            row_slot_N2=net.inputs["row_slot"],
-            page_table_GM=net.inputs["page_table"],
-            rotary=Rotary.at(net.inputs["positions"]),
+            net=net,
+            positions_N=inputs["positions"],
+            segment_rows_GS=inputs.get("segment_rows"),
+            row_slot_N2=inputs.get("row_slot"),
+            page_table_GM=inputs.get("page_table"),
+            rotary=Rotary.at(inputs["positions"]),
             plan=WritePlan.of(net),
             index_topk=limits.index_topk(self.config.index_topk),
-            index_heads=limits.index_heads(self.config.index_n_heads),
+            index_heads=limits.index_heads(self.config.index_n_heads, form.profile),
         )
-        self(net.inputs["token_ids"], net.inputs["logit_rows"], step)
+        with net.scope(self.path):
+            self.forward(inputs.get("token_ids"), inputs.get("logit_rows"), step)
         return net.finish()
 
     def forward(self, token_ids_N: Tensor, logit_rows_R: Tensor, step: Step) -> None:
         """Marks `logits`, `greedy_ids` and the taps as outputs."""
-        net, config = token_ids_N.net, self.config
         x_ND, attended = self.model.embed_tokens(token_ids_N), None
-        stream = [x_ND]
-        for layer in self.model.layers:
+        self.tap(0, x_ND)
+        for index, layer in enumerate(self.model.layers, 1):
             x_ND, attended = layer(x_ND, step, attended)
-            stream.append(x_ND)
+            self.tap(index, x_ND)
+        self.head(x_ND, logit_rows_R)
+
+    def tap(self, layers: int, x_ND: Tensor) -> None:
+        """Mark the residual stream after so many layers as an output, if a drafter reads it."""
+        if layers in self.taps:
+            net = x_ND.net
+            net.output(x_ND, TensorSpec(tap_name(layers), net.compute, ("N", self.config.hidden_size)))
+
+    def head(self, x_ND: Tensor, logit_rows_R: Tensor) -> None:
+        """Mark `logits` and `greedy_ids` as outputs."""
+        net = x_ND.net
         logits_RV = self._logits(self.model.norm(ops.gather(x_ND, logit_rows_R)))
-        net.output(logits_RV, TensorSpec("logits", net.compute, ("R", config.vocab_size)))
+        net.output(logits_RV, TensorSpec("logits", net.compute, ("R", self.config.vocab_size)))
         net.output(argmax.native(logits_RV), TensorSpec("greedy_ids", "int32", ("R",)))
-        for tap in self.taps:
-            net.output(stream[tap], TensorSpec(tap_name(tap), net.compute, ("N", config.hidden_size)))
 
     def _logits(self, hidden_RD: Tensor) -> Tensor:
         """[R, V]: every rank's columns side by side, without what pads the vocabulary."""

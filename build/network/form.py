@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping as Table
 from dataclasses import dataclass, field, replace
 
+from glmspec.build.configs.limits import CONTEXT
 from glmspec.build.network.contract import WEIGHT, TensorSpec
 from glmspec.build.network.formats import FORMATS, ITEM_BYTES, QUANTIZED
 from glmspec.build.network.shards import Layout, Mapping, layout_of
@@ -72,13 +73,15 @@ def _shape(dims: Shape, layout: Layout, units: int, size: tuple[int, int], matri
 @dataclass(frozen=True, kw_only=True)
 class Form:
     """compute: "float32" or "bfloat16". formats: of the weights that are quantized, by name. scaled: names of those
-    whose activations are quantized too, by a scale of the checkpoint. moe: "composed" of ordinary layers, or TensorRT's
-    own "layer" (SM100, SM103). sizes: contract symbols that are fixed, for a network of one static bucket."""
+    whose activations are quantized too, by a scale of the checkpoint. profile: the steps it is for (see
+    `EngineLimits.profiles`). moe: "composed" of ordinary layers, or TensorRT's own "layer" (SM100, SM103). sizes:
+    contract symbols that are fixed, for a network of one static bucket."""
 
     compute: str
     mapping: Mapping = field(default_factory=Mapping)
     formats: Table[str, str] = field(default_factory=dict)
     scaled: frozenset[str] = frozenset()
+    profile: str = CONTEXT
     moe: str = "composed"
     sizes: Table[str, int] = field(default_factory=dict)
 

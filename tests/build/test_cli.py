@@ -33,7 +33,13 @@ COMMANDS = {
     "verify": {"directory"},
     "engine": {
         "--verifier", "--drafter", "--target", "-o --output", "--max-model-len", "--max-num-seqs",
-        "--max-num-batched-tokens", "--dtype", "--tp --tensor-parallel-size", "--quant",
+        "--max-num-batched-tokens", "--dtype", "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype",
+        "--max-cached-tokens", "--no-validate", "--from-bundle",
+    },
+    "validate": {
+        "source", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--dtype",
+        "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
+        "--group-layers", "--cache", "--stage", "--json", "--junit",
     },
     "generate": {"engines", "--input", "--output", "--max-tokens", "--no-speculation", "--drafter"},
     "repo": {"engines", "-o --output", "--drafter", "--no-speculation"},
@@ -44,7 +50,8 @@ REQUIRED = {
     "convert": {"source"},
     "calibrate": {"source", "prompts", "output"},
     "verify": {"directory"},
-    "engine": {"verifier", "target", "output"},
+    "engine": set(),  # checked by hand: --from-bundle needs none
+    "validate": {"source"},
     "generate": {"engines", "source", "output", "max_tokens"},
     "repo": {"engines", "output"},
     "serve": {"repository"},
@@ -105,8 +112,8 @@ def test_help_lists_the_commands_in_the_order_of_the_work():
         (["convert", CHECKPOINTS / "dspark"], "--output"),
         (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x"], "--target"),
         (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "a100"], "a100"),
-        (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--tp", "2"], "--tp"),
-        (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--quant", "nvfp4"], "nvfp4"),
+        (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--tp", "0"], "--tp"),
+        (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--quant", "int4"], "int4"),
         (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--max-num-seqs", "0"], "0"),
         (["repo", CHECKPOINTS, "-o", "x", "--no-speculation", "--drafter", "dspark"], "exclude each other"),
         (["serve", CHECKPOINTS, "--http-port", "70000"], "70000"),
@@ -129,10 +136,14 @@ def test_wrong_usage_of_generate_is_exit_code_2(tmp_path):
 
 def test_a_missing_tensorrt_is_exit_code_3(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)  # as on a machine without it
+    """For a GPU machine's targets a bundle is written, and the command that finishes it told."""
     out = tmp_path / "e"
-    message = refused(3, "engine", "--verifier", CHECKPOINTS / "verifier", "--target", "b200", "-o", out)
-    assert "b200" in message and "tensorrt" in message and "cpu" in message
-    assert not out.exists()
+    message = refused(3, "engine", "--verifier", CHECKPOINTS / "verifier", "--target", "b200", "-o", out,
+                      "--no-validate")  # fmt: skip
+    assert f"glmspec-build engine --from-bundle {out} -o" in message
+    assert json.loads((out / "config.json").read_text())["producer"]["kind"] == "engine bundle"
+    assert "not installed" in refused(3, "engine", "--from-bundle", out)
+    assert [path.name for path in tmp_path.iterdir()] == ["e"]
 
 
 def test_a_broken_checkpoint_is_exit_code_1(tmp_path):
@@ -402,15 +413,17 @@ def test_inspect_shows_models_limits_and_contract(engines):
         ("dspark-2", "DSparkDraftModel"),
     ):
         values = json.loads((engines / name / "config.json").read_text())
-        network, weights = values["network"], values["weights"]
-        assert [name, architecture, f"{network['layers']:,}", "authored at load", weights["folder"]] in shown
-        assert [name, network["sha256"][:16], "-", weights["sha256"][:16]] in shown
+        network, weights = values["networks"]["context"], values["weights"]
+        layers = f"{network['layers']:,}"
+        assert [name, architecture, "context", layers, "authored at load", weights["folder"]] in shown
+        assert [name, "context", network["sha256"][:16], "-", weights["sha256"][:16]] in shown
         for direction, specs in (("in", values["contract"]["inputs"]), ("out", values["contract"]["outputs"])):
             for spec in specs:
                 row = [direction, spec["name"], spec["dtype"], ", ".join(map(str, spec["dims"]))]
                 assert (row in shown) == (spec["role"] == "step")
     values = json.loads((engines / "config.json").read_text())
-    assert all([limit, f"{value:,}"] in shown for limit, value in values["limits"].items())
+    limits = {name: "all" if value is None else f"{value:,}" for name, value in values["limits"].items()}
+    assert all([limit, value] in shown for limit, value in limits.items())
     assert "engines for cpu, compute float32" in inspect(engines, "220")
 
 
@@ -418,7 +431,7 @@ def test_inspect_shows_models_limits_and_contract(engines):
 def test_inspect_cuts_nothing_off(engines, columns):
     """80 columns is a pipe's width too."""
     shown = inspect(engines, columns)
-    digest = json.loads((engines / "verifier" / "config.json").read_text())["network"]["sha256"]
+    digest = json.loads((engines / "verifier" / "config.json").read_text())["networks"]["context"]["sha256"]
     assert "…" not in shown
     for text in ("max_num_batched_tokens", "write_cumulative", digest[:12]):
         assert text in shown

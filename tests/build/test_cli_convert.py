@@ -104,9 +104,13 @@ def test_options_reach_the_conversion(tmp_path):
     assert record["quantization"]["recipe"] == "recipe.json" and record["quantization"]["quant_algo"] == "NVFP4"
     assert (record["mapping"]["tp_size"], record["mapping"]["moe_ep_size"]) == (2, 2)
     assert len(record["quantization"]["inputs"]) == 8
-    assert "made for 2 ranks" in refused(
-        1, "engine", "--verifier", tmp_path / "ck", "--target", "cpu", "-o", tmp_path / "e"
-    )
+    engine = ("engine", "--verifier", tmp_path / "ck", "--target", "cpu", "-o", tmp_path / "e")
+    for option, value, expected in (("--tp", 4, "expected 2"), ("--ep", 1, "expected 2"), ("--quant", "fp8", "recipe")):
+        message = refused(1, *engine, option, value)
+        assert option in message and expected in message and "convert again" in message
+    done(*engine, "--max-model-len", 64)
+    record = json.loads((tmp_path / "e" / "config.json").read_text())
+    assert record["mapping"] == {"tp_size": 2, "moe_ep_size": 2}
 
 
 def test_an_engine_of_a_quantized_checkpoint(tmp_path):

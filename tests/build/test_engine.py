@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from hashlib import sha256
 from pathlib import Path
@@ -62,7 +63,8 @@ def test_layout(golden_engines):
     names = ("verifier", "dspark", "dflash2", "dspark-2")
     assert files == {
         "config.json",
-        *(f"{name}/config.json" for name in names),
+        "validation.json",
+        *(f"{name}/{file}" for name in names for file in ("config.json", "context.layers.jsonl")),
         *(f"checkpoints/{name}/{file}" for name in names for file in ("config.json", "rank0.safetensors")),
         "checkpoints/verifier/generation_config.json",
     }
@@ -87,6 +89,7 @@ def test_directory_record(golden_engines):
         "page_size": target.page_size,
         "segment_rows": target.segment_rows,
         "block_rows": 9,  # the longest drafter's 8 drafts and the anchor
+        "pool_pages": None,  # every sequence at its longest
     }
 
 
@@ -117,9 +120,12 @@ def test_model_records(golden_engines):
             limits, Form(compute="float32"), backend()
         )
         assert values["contract"] == json.loads(json.dumps(net.contract().to_json()))
-        assert values["network"]["sha256"] == read(net.definition, net.backend).content_hash()
-        assert values["network"]["layers"] == net.definition.num_layers
-        assert values["plan"] is None
+        digest = read(net.definition, net.backend).content_hash()
+        assert values["networks"] == {"context": {"sha256": digest, "layers": net.definition.num_layers}}
+        assert values["plans"] == {}
+        layers = (golden_engines / name / "context.layers.jsonl").read_text().splitlines()
+        assert len(layers) == net.definition.num_layers
+        assert json.loads(layers[-1])["layer"] == net.definition.get_layer(net.definition.num_layers - 1).name
     assert record(golden_engines / "verifier")["build_config"]["taps"] == [1, 2, 3, 4, 5]  # all the drafters' together
 
 
@@ -128,7 +134,7 @@ def test_converted_input_gives_the_same_networks(small, tmp_path):
     verifier = plan_conversion(VERIFIER).write(tmp_path / "ck" / "verifier").folder
     out = build(tmp_path / "engines", verifier, (plan_conversion(SMALL).write(tmp_path / "ck" / "d").folder,))
     for name in ("verifier", "dspark"):
-        assert record(out / name)["network"] == record(small / name)["network"]
+        assert record(out / name)["networks"] == record(small / name)["networks"]
         assert record(out / name)["weights"]["sha256"] == record(small / name)["weights"]["sha256"]
     assert not (out / "checkpoints").exists()
     assert (out / "verifier" / record(out / "verifier")["weights"]["folder"]).resolve() == verifier.resolve()
@@ -171,9 +177,14 @@ def test_an_ahead_of_time_target_writes_plans(tmp_path):
         "rtx-pro-6000", "bfloat16", "tensorrt_rtx",
     )  # fmt: skip
     for name in ("verifier", "dspark"):
-        plan = out / name / "rank0.engine"
-        assert plan.stat().st_size > 100_000
-        assert record(out / name)["plan"] == {"file": "rank0.engine", "sha256": digest(plan)}
+        plans = {profile: out / name / f"{profile}.engine" for profile in ("generation", "context")}
+        assert all(plan.stat().st_size > 100_000 for plan in plans.values())
+        assert record(out / name)["plans"] == {
+            profile: {"file": plan.name, "sha256": digest(plan)} for profile, plan in plans.items()
+        }
+        assert record(out / name)["networks"].keys() == plans.keys()
+        assert "generation: INFO" in (out / name / "build.log").read_text()
+    assert values["compute_capability"] == "SM120"
 
 
 # -- refused before anything is written -----------------------------------------------------------
@@ -209,7 +220,8 @@ REFUSED = {
     "missing drafter tensor": (same(VERIFIER), without("fc.weight", SMALL), ["fc.weight", "missing"]),
     "tap beyond the layers": (same(VERIFIER), with_config(SMALL, **{TAPS: [7]}), [TAPS, "[7]", "6"]),
     "a drafter as the verifier": (same(CHECKPOINTS / "dspark"), same(SMALL), ["--verifier", "found a drafter"]),
-    "swapped": (same(SMALL), same(VERIFIER), ["found a verifier, expected a drafter"]),
+    "a verifier as the drafter": (same(VERIFIER), same(VERIFIER), ["found a verifier, expected a drafter"]),
+    "swapped": (same(SMALL), same(VERIFIER), ["--verifier", "found a drafter"]),
 }
 
 
@@ -336,7 +348,7 @@ def test_an_edited_model_config_is_refused(copied, name):
 
 @pytest.mark.parametrize("name", ["verifier", "dspark"])
 def test_another_network_hash_is_refused(copied, name):
-    rewrite(copied / name, lambda values: values["network"].update(sha256="0" * 64))
+    rewrite(copied / name, lambda values: values["networks"]["context"].update(sha256="0" * 64))
     resign(copied, name)
     refused_at_load(copied, "network 000000000000", "Build the engine directory again")
 
@@ -420,15 +432,25 @@ def test_a_broken_converted_checkpoint_is_refused(tmp_path, spoil):
     assert_refused(tmp_path, folder, (), ["rank0.safetensors"])
 
 
-def test_caches_beyond_32_bit_offsets_are_refused(tmp_path):
-    """Case D35."""
+def test_no_tensor_of_a_step_and_no_cache_passes_32_bit_counting(tmp_path):
+    """Case D35: a million tokens. Caches get fewer pages, steps that cannot be made smaller are refused."""
     values = {"max_position_embeddings": 1 << 20}
     wide = edit_checkpoint(VERIFIER, tmp_path / "wide", config=values)
+    out = build(tmp_path / "out", wide, (), max_model_len=1 << 20, max_num_seqs=60, max_num_batched_tokens=60)
+    limits = record(out)["limits"]
+    widest = max(
+        math.prod(spec["dims"][1:])
+        for spec in record(out / "verifier")["contract"]["inputs"]
+        if spec["role"] == "cache"
+    )
+    assert limits["pool_pages"] * limits["page_size"] >= 1 << 20  # one sequence fits
+    assert limits["pool_pages"] < 60 * (1 << 20) // limits["page_size"]
+    assert (limits["pool_pages"] + 1) * widest <= 2**31 - 1
     with pytest.raises(
-        GlmspecError, match=r"verifier: cache\.layers\.0\.latent: found .* expected at most 2,147,483,647"
+        GlmspecError, match=r"max_num_batched_tokens: .* index scores .* expected at most 2,147,483,647"
     ):
-        build(tmp_path / "out", wide, (), max_model_len=1 << 20, max_num_seqs=64)
-    assert not (tmp_path / "out").exists()
+        build(tmp_path / "more", wide, (), max_model_len=1 << 20, max_num_seqs=64)
+    assert not (tmp_path / "more").exists()
 
 
 def test_a_drafter_s_folder_name_that_fits_two_is_refused(tmp_path):

@@ -1,0 +1,172 @@
+"""A bundle: everything of an engine directory that needs no GPU, ready to be finished where the GPU is.
+
+    BUNDLE/config.json           target, limits, models by hash, contracts, what is left to do
+    BUNDLE/checkpoints/NAME/     converted weights, when the inputs were Hugging Face folders
+    BUNDLE/plugins/              kernels compiled for the target's GPU, with a manifest
+    BUNDLE/tokenizer/, validation.json
+
+`prepare` writes one; `finish` compiles it with the target's own TensorRT and writes the engine directory, which refers
+to the bundle's weights.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.configs.target import TARGETS, Target
+from glmspec.build.deployment import Deployment, Member
+from glmspec.build.engine import REPORT, TOKENIZER, compile_member, copy_tokenizer, write_engines, written_weights
+from glmspec.build.errors import EngineError, MissingCapability
+from glmspec.build.machine import compiler_for, this_machine
+from glmspec.build.network.contract import Contract
+from glmspec.build.progress import Progress
+from glmspec.build.trt import Backend
+from glmspec.build.validate.report import Report
+from glmspec.convert.checkpoint import read_checkpoint
+from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
+
+PLUGINS = "plugins"
+
+
+def prepare(
+    deployment: Deployment, report: Report | None, inputs: list[Path], out: Path, proxy: Backend, progress: Progress
+) -> None:
+    """Write a bundle. proxy: the TensorRT that authors the networks here, to know their contracts."""
+    with new_folder(out, BUNDLE, inputs) as folder:
+        members = [_prepared(deployment, member, folder, out, proxy, progress) for member in deployment.members]
+        if report is not None:
+            write_json(folder / REPORT, report.to_json())
+        tokenizer = copy_tokenizer(deployment.verifier, folder)
+        kernels = _write_kernels(folder / PLUGINS, deployment.target, progress)
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "checkpoints" not in path.parts]
+        write_json(
+            folder / "config.json",
+            {
+                "producer": producer(BUNDLE),
+                "target": deployment.target.name,
+                "compute": deployment.compute,
+                "limits": asdict(deployment.limits),
+                "members": members,
+                "tokenizer": TOKENIZER if tokenizer else None,
+                "plugins": PLUGINS if kernels else None,
+                "files": {str(path.relative_to(folder)): sha256(path) for path in files},
+                "finish": f"glmspec-build engine --from-bundle {out} -o ENGINES",
+            },
+        )
+
+
+def finish(bundle: Path, out: Path, progress: Progress) -> None:
+    """Compile a bundle's networks with the target's TensorRT, on its GPU. Raises before anything is written: for a
+    damaged bundle, another GPU, another contract than the one prepared."""
+    with progress.stage("Checking the bundle"):
+        record = _opened(bundle)
+        target = TARGETS[record["target"]]
+        deployment = _deployment(bundle, record, target)
+    refuse_to_replace(out, ENGINES, [bundle])
+    tensorrt = compiler_for(target)
+    if tensorrt is None:
+        machine = this_machine(target.package)
+        raise MissingCapability(
+            f"{bundle}: finishing it needs {target.package} and a GPU of {target.compute_capability}; this machine has "
+            f"{target.package} {machine.version or 'not installed'} and "
+            f"{f'a GPU of {machine.compute_capability}' if machine.compute_capability else 'no GPU'}."
+        )
+    compiled = {}
+    for member, prepared in zip(deployment.members, record["members"], strict=True):
+        compiled[member.name] = compile_member(deployment, member, tensorrt, progress)
+        for profile, one in compiled[member.name].items():
+            _same_contract(bundle, member.name, profile, one.contract, Contract.from_json(prepared["contract"]))
+    with new_folder(out, ENGINES, [bundle]) as folder:
+        if (bundle / REPORT).exists():
+            shutil.copyfile(bundle / REPORT, folder / REPORT)
+        write_engines(deployment, compiled, folder, out, tensorrt, progress)
+
+
+def finished_name(bundle: Path) -> Path:
+    """Where `finish` writes when no output is named."""
+    place = bundle.resolve()
+    return place.with_name(f"{place.name}-engines")
+
+
+def _prepared(
+    deployment: Deployment, member: Member, folder: Path, out: Path, proxy: Backend, progress: Progress
+) -> dict[str, Any]:
+    """A member as the record keeps it; converts its weights if need be."""
+    checkpoint, inside = written_weights(member, folder, progress)
+    where = inside or os.path.relpath(checkpoint.folder.resolve(), out.resolve())
+    profile = deployment.profiles()[0]
+    with progress.stage(f"Authoring the {member.name} network ({profile})"):
+        contract = deployment.author(member, profile, proxy).contract()
+    return {
+        "name": member.name,
+        "source": member.folder.resolve().name,
+        "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
+        "taps": list(member.taps),
+        "contract": contract.to_json(),
+    }
+
+
+def _write_kernels(folder: Path, target: Target, progress: Progress) -> bool:
+    """The plugins' kernels for the target's GPU, where the kernel compiler is installed."""
+    from glmspec.plugins.kernels.compiler import write_kernels
+
+    try:
+        with progress.stage(f"Compiling kernels for {target.compute_capability}"):
+            folder.mkdir()
+            write_kernels(folder, target.compute_capability)
+        return True
+    except MissingCapability as error:
+        shutil.rmtree(folder)
+        progress.note(f"no kernels in the bundle: {error}")
+        return False
+
+
+def _opened(bundle: Path) -> dict[str, Any]:
+    """The record of a bundle, its files compared with their digests."""
+    record = read_json(bundle / "config.json")
+    made = record.get("producer")
+    if not isinstance(made, dict) or made.get("kind") != BUNDLE:
+        raise EngineError(f"{bundle}: not a bundle. Make one: glmspec-build engine --verifier DIR --target b200 -o OUT")
+    for name, digest in Fields(record, f"{bundle}/config.json").section("files").values.items():
+        path = bundle / name
+        if not path.exists() or sha256(path) != digest:
+            raise EngineError(f"{path}: {'changed' if path.exists() else 'missing'} since the bundle was made.")
+    return record
+
+
+def _deployment(bundle: Path, record: dict[str, Any], target: Target) -> Deployment:
+    members = []
+    for one in record["members"]:
+        home = (bundle / one["weights"]["folder"]).resolve()
+        if not (home / "config.json").exists():
+            raise EngineError(f"{bundle}: the weights of {one['name']} are expected in {home}, and are not there.")
+        checkpoint = read_checkpoint(home)
+        found, expected = checkpoint.weights_sha256, one["weights"]["sha256"]
+        if found != expected:
+            raise EngineError(
+                f"{home}: not the weights the bundle was made for (found {found[:12]}, expected {expected[:12]})."
+            )
+        members.append(Member(one["name"], home, checkpoint, tuple(one["taps"]), source=one["source"]))
+    limits = EngineLimits(**record["limits"])
+    return Deployment(target, tuple(members), limits, record["compute"])
+
+
+def _same_contract(bundle: Path, name: str, profile: str, found: Contract, prepared: Contract) -> None:
+    for side in ("inputs", "outputs"):
+        for one, other in zip(getattr(found, side), getattr(prepared, side), strict=False):
+            if one != other:
+                raise EngineError(
+                    f"{bundle}: {name} ({profile}): this glmspec authors {one}, the bundle was prepared with {other}. "
+                    "Finish it with the version that prepared it."
+                )
+        if len(getattr(found, side)) != len(getattr(prepared, side)):
+            raise EngineError(
+                f"{bundle}: {name} ({profile}): {len(getattr(found, side))} {side}, the bundle was prepared with "
+                f"{len(getattr(prepared, side))}. Finish it with the version that prepared it."
+            )

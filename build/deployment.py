@@ -1,0 +1,264 @@
+"""What is to be built: a verifier and its drafters, opened and checked, for a target and its limits.
+
+`engine` builds a `Deployment`, `validate` checks one; neither reads a checkpoint's weights to make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.fields import read_json
+from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits
+from glmspec.build.configs.target import Target
+from glmspec.build.configs.tensorrt import KV_CACHE_DTYPES
+from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.errors import ConfigError
+from glmspec.build.models.dflash import DFlash
+from glmspec.build.models.registry import model_of
+from glmspec.build.models.verifier import Verifier
+from glmspec.build.network.form import Form, Held
+from glmspec.build.network.graph import Network
+from glmspec.build.network.shards import Mapping
+from glmspec.build.trt import Backend
+from glmspec.convert.checkpoint import Checkpoint, is_converted, parse_config, read_checkpoint
+from glmspec.convert.conversion import Conversion, plan_conversion, plan_source
+from glmspec.convert.imagined import Imagined
+from glmspec.convert.names import Options as Conversions
+from glmspec.convert.recipe import RECIPES
+
+VERIFIER = "verifier"
+Config = VerifierConfig | DrafterConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user may choose; None takes the checkpoint's (tp, ep) or the target's default."""
+
+    compute: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_cached_tokens: int | None = None
+    kv_cache_dtype: str = "auto"
+    tp: int | None = None
+    ep: int | None = None
+    quant: str = "auto"
+
+
+class Origin(Protocol):
+    """Where a model's weights come from: a `Checkpoint`, a `Conversion` yet to be written, or a config alone."""
+
+    config: Config
+    mapping: Mapping
+    shared: dict[str, str]  # a drafter's weight -> the verifier's weight that stands in for it
+
+    def held(self, rank: int) -> dict[str, Held]:
+        """A rank's tensors, by name."""
+
+    def form(self, compute: str) -> Form:
+        """The form of a network that takes these weights."""
+
+
+@dataclass(frozen=True)
+class Implied:
+    """A drafter of which only the config is there."""
+
+    config: DrafterConfig
+
+    def form(self, compute: str) -> Form:
+        """Drafters are plain."""
+        return Form(compute=compute)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of a deployment. taps: a verifier's outputs for the drafters."""
+
+    name: str
+    folder: Path
+    origin: Origin
+    taps: tuple[int, ...] = field(default=())
+    source: str = ""  # what its folder was called, where it is no longer the one given
+
+    @property
+    def config(self) -> Config:
+        """What its checkpoint says."""
+        return self.origin.config
+
+    @property
+    def model(self) -> Verifier | DFlash:
+        """Its network, before a form is chosen."""
+        return model_of(self.config, self.taps)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """A verifier's end tokens."""
+        if isinstance(self.origin, Conversion):
+            return self.origin.end_tokens
+        return tuple(self.origin.record["eos_token_ids"])
+
+    def index_topk(self, limits: EngineLimits) -> int:
+        """K of its DSA top-k, 0 for a drafter."""
+        return limits.index_topk(self.config.index_topk) if isinstance(self.config, VerifierConfig) else 0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A verifier (the first member) and its drafters, for a target."""
+
+    target: Target
+    members: tuple[Member, ...]
+    limits: EngineLimits
+    compute: str
+
+    @property
+    def verifier(self) -> Member:
+        """The first member."""
+        return self.members[0]
+
+    @property
+    def drafters(self) -> tuple[Member, ...]:
+        """All others."""
+        return self.members[1:]
+
+    @property
+    def mapping(self) -> Mapping:
+        """How the verifier is divided."""
+        return self.verifier.origin.form(self.compute).mapping
+
+    def form(self, member: Member, profile: str) -> Form:
+        """The form of a member's network. TensorRT's own layer for experts is for decode-sized steps."""
+        moe = self.target.moe if profile == GENERATION else "composed"
+        return replace(member.origin.form(self.compute), profile=profile, moe=moe)
+
+    def author(self, member: Member, profile: str, backend: Backend, *, static: bool = False) -> Network:
+        """A member's network for a profile. static: every size fixed at its greatest."""
+        form = self.form(member, profile)
+        if static:
+            ranges = self.limits.profiles(member.index_topk(self.limits))[profile]
+            form = replace(form, sizes={symbol: most for symbol, (_, _, most) in ranges.items()})
+        return member.model.author(self.limits, form, backend)
+
+    def profiles(self) -> tuple[str, ...]:
+        """Plans a member has: one a profile where an engine is compiled, one network for all on the executor."""
+        return (GENERATION, CONTEXT) if self.target.package else (CONTEXT,)
+
+
+def open_deployment(
+    verifier: Path, drafters: Sequence[Path], target: Target, options: Options, *, config_only: bool = False
+) -> Deployment:
+    """Open and check everything but weights' values. config_only: no weights are looked for, a config.json says what
+    they would be. Raises naming the field or tensor at fault."""
+    first = _open_verifier(verifier, options, config_only)
+    others = _open_drafters(drafters, config_only)
+    taps = _check_family(first, others)
+    compute = options.compute or target.compute
+    _check_cache_dtype(options.kv_cache_dtype)
+    limits = engine_limits(first.config, [one.config for one in others], target, options)
+    return Deployment(target, (replace(first, taps=taps), *others), limits, compute)
+
+
+def _open_verifier(folder: Path, options: Options, config_only: bool) -> Member:
+    home = folder.parent if folder.is_file() else folder
+    if is_converted(home):
+        return Member(VERIFIER, home, _converted(home, options))
+    conversions = Conversions(RECIPES[options.quant], Mapping(options.tp or 1, options.ep or 1))
+    origin = plan_source(Imagined(home), conversions) if config_only else plan_conversion(home, conversions)
+    if not isinstance(origin.config, VerifierConfig):
+        raise ConfigError(f"{home}: --verifier: found a drafter, expected a verifier.")
+    return Member(VERIFIER, home, origin)
+
+
+def _converted(folder: Path, options: Options) -> Checkpoint:
+    """A converted checkpoint, which has its mapping and formats already."""
+    checkpoint = read_checkpoint(folder)
+    if not isinstance(checkpoint.config, VerifierConfig):
+        raise ConfigError(f"{folder}: --verifier: found a drafter, expected a verifier.")
+    found = checkpoint.mapping
+    for name, wanted, have in (("--tp", options.tp, found.tp), ("--ep", options.ep, found.ep)):
+        if wanted not in (None, have):
+            raise ConfigError(
+                f"{folder}: {name}: found {wanted}, expected {have}, as the checkpoint was converted. Leave it out, or "
+                f"convert again with {name} {wanted}."
+            )
+    recipe = checkpoint.record["quantization"]["recipe"]
+    if options.quant not in ("auto", recipe):
+        raise ConfigError(
+            f"{folder}: --quant: found {options.quant}, expected {recipe}, as the checkpoint was converted. Leave it "
+            f"out, or convert again with --quant {options.quant}."
+        )
+    return checkpoint
+
+
+def _open_drafters(folders: Sequence[Path], config_only: bool) -> list[Member]:
+    """Named after their kind; a second one of a kind gets a number."""
+    members: list[Member] = []
+    for folder in folders:
+        origin = _open_drafter(folder, config_only)
+        if not isinstance(origin.config, DrafterConfig):
+            raise ConfigError(f"{folder}: --drafter: found a verifier, expected a drafter.")
+        same = sum(one.config.kind == origin.config.kind for one in members)
+        members.append(Member(origin.config.kind + (f"-{same + 1}" if same else ""), folder, origin))
+    return members
+
+
+def _open_drafter(folder: Path, config_only: bool) -> Origin:
+    if config_only:
+        path = folder if folder.is_file() else folder / "config.json"
+        record = read_json(path)
+        return Implied(parse_config(record.get("hf_config", record), str(path)))
+    return read_checkpoint(folder) if is_converted(folder) else plan_conversion(folder)
+
+
+def _check_family(verifier: Member, drafters: Sequence[Member]) -> tuple[int, ...]:
+    """The drafters must fit the verifier; returns the taps, the union of what they read."""
+    target = verifier.config
+    for member in drafters:
+        config, where = member.config, f"{member.folder}/config.json"
+        for key in ("hidden_size", "vocab_size"):
+            if getattr(config, key) != getattr(target, key):
+                raise ConfigError(
+                    f"{where}: {key}: found {getattr(config, key)}, expected the verifier's {getattr(target, key)}."
+                )
+        if config.taps[-1] > target.num_hidden_layers:
+            raise ConfigError(
+                f"{where}: aux_hidden_state_layer_ids: found {list(config.taps)}, expected ids from 0 to "
+                f"{target.num_hidden_layers}: the verifier has {target.num_hidden_layers} layers."
+            )
+    return tuple(sorted({tap for member in drafters for tap in member.config.taps}))
+
+
+def _check_cache_dtype(wanted: str) -> None:
+    if wanted != "auto":
+        raise ConfigError(
+            f"--kv-cache-dtype: found {wanted}, expected auto (the compute dtype): TensorRT's in-place cache update "
+            f"takes {', '.join(KV_CACHE_DTYPES)} only."
+        )
+
+
+def engine_limits(
+    verifier: VerifierConfig, drafters: Sequence[DrafterConfig], target: Target, options: Options
+) -> EngineLimits:
+    """The limits every model of the deployment shares."""
+    if (options.max_model_len or 0) > verifier.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len: found {options.max_model_len}, expected at most {verifier.max_position_embeddings}, "
+            "the verifier's max_position_embeddings."
+        )
+    block_rows = 1 + max((drafter.num_drafts for drafter in drafters), default=0)
+    max_num_seqs = options.max_num_seqs or target.max_num_seqs
+    tokens = options.max_num_batched_tokens or max(target.max_num_batched_tokens, max_num_seqs * block_rows)
+    cached = options.max_cached_tokens
+    return EngineLimits(
+        max_model_len=options.max_model_len or min(target.max_model_len, verifier.max_position_embeddings),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=tokens,
+        page_size=target.page_size,
+        segment_rows=max(target.segment_rows, block_rows),
+        block_rows=block_rows,
+        pool_pages=None if cached is None else -(-cached // target.page_size),
+    )

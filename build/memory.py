@@ -1,0 +1,156 @@
+"""What one GPU must hold: weights, caches and the tensors of a step; and the tokens that fit.
+
+Sizes of weights and caches are exact: they are the network's inputs. The tensors of a step are an upper estimate: the
+largest sum of layer outputs alive at once in the greatest step, as if TensorRT fused nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from glmspec.build.configs.limits import CONTEXT
+from glmspec.build.configs.tensorrt import MOST_ELEMENTS
+from glmspec.build.deployment import Deployment, Member
+from glmspec.build.errors import ConfigError
+from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
+from glmspec.build.network.reader import Graph, Value, read
+from glmspec.build.trt import Backend
+
+_BITS = {"float4_e2m1fn": 4, "float8_e4m3fn": 8, "bool": 8, "bfloat16": 16, "float16": 16, "int32": 32, "float32": 32}
+_BITS["int64"] = 64
+# Layers whose output is their input seen differently, or written in place.
+_VIEWS = ("SHUFFLE", "KV_CACHE_UPDATE", "IDENTITY", "CONSTANT")
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on one GPU. per_token: of all caches. pool_pages: pages to allocate. available: None for the host's."""
+
+    weights: int
+    step: int
+    per_token: int
+    pool_pages: int
+    page_size: int
+    available: int | None
+
+    @property
+    def caches(self) -> int:
+        """Bytes of the caches, the null page included."""
+        return (self.pool_pages + 1) * self.page_size * self.per_token
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the caches hold."""
+        return self.pool_pages * self.page_size
+
+
+def plan_memory(deployment: Deployment, graphs: Sequence[Graph]) -> MemoryPlan:
+    """Choose the pages of the pool: what was asked for, else what the limits can use and the GPU has room for.
+
+    graphs: of every member's static network for the greatest step (see `greatest_steps`). Raises `ConfigError` when not
+    even one sequence of full length fits, with all the numbers."""
+    limits = deployment.limits
+    weights = sum(_size(spec) for member in deployment.members for spec in _bound(deployment, member))
+    per_token = sum(_per_token(deployment, member) for member in deployment.members)
+    step = max(peak(graph) for graph in graphs)
+    wanted = limits.pool_pages or min(limits.num_pages - 1, _addressable(deployment))
+    plan = MemoryPlan(weights, step, per_token, wanted, limits.page_size, deployment.target.usable_memory)
+    if plan.available is None:
+        return plan
+    room = (plan.available - weights - step) // (per_token * limits.page_size) - 1
+    needed = wanted if limits.pool_pages else limits.pages_per_sequence
+    if room < needed:
+        raise ConfigError(_too_small(deployment, plan, needed, room))
+    return replace(plan, pool_pages=min(wanted, room))
+
+
+def with_pool(deployment: Deployment, plan: MemoryPlan) -> Deployment:
+    """The deployment with the pool that was planned; unchanged where every sequence fits at its longest."""
+    if plan.pool_pages >= deployment.limits.num_pages - 1:
+        return deployment
+    return replace(deployment, limits=replace(deployment.limits, pool_pages=plan.pool_pages))
+
+
+def greatest_steps(deployment: Deployment, backend: Backend) -> list[Graph]:
+    """Every member's network for the greatest step, all sizes fixed."""
+    nets = [deployment.author(member, CONTEXT, backend, static=True) for member in deployment.members]
+    return [read(net.definition, net.backend) for net in nets]
+
+
+def peak(graph: Graph) -> int:
+    """Largest sum of bytes of layer outputs alive at once. Every size of the graph must be fixed."""
+    owner: dict[str, str] = {}  # a view -> the tensor whose memory it is
+    sizes: dict[str, int] = {}
+    last: dict[str, int] = {}
+    held = {value.name for value in graph.inputs}
+    for at, node in enumerate(graph.nodes):
+        for value in node.inputs:
+            if value is not None:
+                last[owner.get(value.name, value.name)] = at
+        for value in node.outputs:
+            if node.kind in _VIEWS:
+                first = node.inputs[0].name if node.inputs else value.name
+                owner[value.name] = owner.get(first, first)
+            elif value.name not in held:
+                sizes[value.name] = _volume(value) * _BITS[value.dtype] // 8
+    for value in graph.outputs:
+        last[owner.get(value.name, value.name)] = len(graph.nodes)
+    ends: dict[int, list[str]] = {}
+    for name, at in last.items():
+        ends.setdefault(at, []).append(name)
+    alive = most = 0
+    for at, node in enumerate(graph.nodes):
+        alive += sum(sizes.get(value.name, 0) for value in node.outputs)
+        most = max(most, alive)
+        alive -= sum(sizes.get(name, 0) for name in ends.get(at, ()))
+    return most
+
+
+def _bound(deployment: Deployment, member: Member) -> list[TensorSpec]:
+    """Inputs that lie in memory once: weights and tables."""
+    form = deployment.form(member, CONTEXT)
+    specs = [*member.model.input_specs(deployment.limits, form), *member.model.weight_inputs(form)]
+    return [spec for spec in specs if spec.role in (WEIGHT, TABLE)]
+
+
+def _caches(deployment: Deployment, member: Member) -> list[TensorSpec]:
+    specs = member.model.input_specs(deployment.limits, deployment.form(member, CONTEXT))
+    return [spec for spec in specs if spec.role == CACHE]
+
+
+def _per_token(deployment: Deployment, member: Member) -> int:
+    return sum(spec.dims[1] * spec.dims[3] * _BITS[spec.dtype] // 8 for spec in _caches(deployment, member))
+
+
+def _addressable(deployment: Deployment) -> int:
+    """Pages up to which no cache has more elements than kernels can count."""
+    limits = deployment.limits
+    widest = max(math.prod(spec.dims[1:]) for member in deployment.members for spec in _caches(deployment, member))
+    pages = MOST_ELEMENTS // widest - 1
+    if pages < limits.pages_per_sequence:
+        raise ConfigError(
+            f"--max-model-len: found {limits.max_model_len:,}, expected at most {pages * limits.page_size:,}: a cache "
+            f"may have {MOST_ELEMENTS:,} elements."
+        )
+    return pages
+
+
+def _size(spec: TensorSpec) -> int:
+    return math.prod(spec.dims) * _BITS[spec.dtype] // 8
+
+
+def _volume(value: Value) -> int:
+    return math.prod(value.shape)
+
+
+def _too_small(deployment: Deployment, plan: MemoryPlan, needed: int, room: int) -> str:
+    limits, target = deployment.limits, deployment.target
+    found = max(room, 0) * limits.page_size
+    return (
+        f"memory of one {target.name} ({plan.available / 1e9:.0f} GB usable): weights {plan.weights / 1e9:.1f} GB and "
+        f"a step's tensors {plan.step / 1e9:.1f} GB leave room for {found:,} cached tokens of {plan.per_token:,} "
+        f"bytes, expected at least {needed * limits.page_size:,}. Use more ranks (--tp), --quant nvfp4, or lower "
+        "--max-model-len, --max-num-batched-tokens or --max-cached-tokens."
+    )

@@ -1,0 +1,87 @@
+"""What the stages look at: a deployment, and its networks, each authored and read back once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from glmspec.build.configs.target import PROXY_PACKAGE
+from glmspec.build.deployment import Deployment, Member
+from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
+from glmspec.build.network.contract import Contract
+from glmspec.build.network.reader import Graph, read
+from glmspec.build.trt import Backend, backend
+from glmspec.build.validate.report import Fault
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a stage did (facts) and found."""
+
+    facts: tuple[str, ...]
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True)
+class Authored:
+    """A network read back."""
+
+    graph: Graph
+    contract: Contract
+    seconds: float
+
+
+@dataclass
+class Case:
+    """A deployment under validation. tick: called as long work goes on, with what is being done."""
+
+    deployment: Deployment
+    tick: Callable[[str], None] = lambda what: None
+    _authored: dict[tuple[str, str], Authored] = field(default_factory=dict)
+
+    @cached_property
+    def backend(self) -> Backend:
+        """The target's TensorRT where it is here, else the proxy: both author the same networks."""
+        package = self.deployment.target.package
+        try:
+            return backend(package)
+        except Exception:
+            return backend(PROXY_PACKAGE)
+
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        """The memory plan. Raises `ConfigError` when nothing fits."""
+        return plan_memory(self.deployment, self.greatest)
+
+    @cached_property
+    def planned(self) -> Deployment:
+        """The deployment with the pool of pages that fits its GPU."""
+        return with_pool(self.deployment, self.memory)
+
+    @cached_property
+    def greatest(self) -> list[Graph]:
+        """Every member's network for the greatest step."""
+        return greatest_steps(self.deployment, self.backend)
+
+    def networks(self) -> Iterator[tuple[Member, str, Authored]]:
+        """Every member's network for every profile, as the target will run it."""
+        for member in self.deployment.members:
+            for profile in self.deployment.profiles():
+                yield member, profile, self.authored(member, profile)
+
+    def authored(self, member: Member, profile: str) -> Authored:
+        """One network. Raises `NetworkError` with the layer's module path."""
+        key = (member.name, profile)
+        if key not in self._authored:
+            self.tick(f"authoring {member.name}, {profile}")
+            start = time.perf_counter()
+            net = self.deployment.author(member, profile, self.backend)
+            seconds = time.perf_counter() - start
+            self._authored[key] = Authored(read(net.definition, net.backend), net.contract(), seconds)
+        return self._authored[key]
+
+
+Stage = Callable[[Case, Any], Checked]

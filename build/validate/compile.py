@@ -1,0 +1,139 @@
+"""Stage "build": real ahead-of-time builds, with tensorrt_rtx as the compiler where the target's own is not here.
+
+One static bucket of a generation step, for every member: the whole network, or groups of the verifier's layers, whose
+time does not grow with the square of the depth. What compiled once is remembered by its content hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from glmspec.build.configs.limits import GENERATION, Ranges
+from glmspec.build.configs.target import PROXY_CAPABILITY, PROXY_PACKAGE
+from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.deployment import Deployment, Member
+from glmspec.build.errors import NetworkError
+from glmspec.build.models.layer_group import LayerGroup
+from glmspec.build.network.graph import Network
+from glmspec.build.network.reader import read
+from glmspec.build.plan import build_plan
+from glmspec.build.trt import Backend, backend
+from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.report import Fault
+from glmspec.convert.files import write_json
+
+_ADVICE = "Report it, with --json's output."
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One network to compile. name: as shown. layers: decoder layers in it."""
+
+    name: str
+    member: Member
+    layers: range | None
+
+
+def check(case: Case, wanted) -> Checked:
+    """Compile every unit."""
+    proxy = backend(PROXY_PACKAGE)
+    cache = _Cache(wanted.cache)
+    faults, built, kept = [], 0, 0
+    sizes, layers = 0, 0
+    start = time.perf_counter()
+    for unit in units(case.planned, wanted.group_layers):
+        case.tick(f"compiling {unit.name}")
+        net = author(case.planned, unit, proxy)
+        digest = _digest(read(net.definition, proxy).content_hash(), proxy)
+        layers += net.definition.num_layers
+        found = cache.find(digest)
+        if found is None:
+            try:
+                plan = build_plan(net, {}, PROXY_CAPABILITY).plan
+            except NetworkError as error:
+                faults.append(Fault(unit.name, str(error), _ADVICE))
+                continue
+            found = {"unit": unit.name, "plan_bytes": len(plan), "sha256": hashlib.sha256(plan).hexdigest()}
+            cache.keep(digest, found)
+            built += 1
+        else:
+            kept += 1
+        sizes += found["plan_bytes"]
+    seconds = time.perf_counter() - start
+    facts = (
+        f"{PROXY_PACKAGE} {proxy.version} for {PROXY_CAPABILITY}: {built} networks built in {seconds:.0f} s, "
+        f"{kept} known to build",
+        f"{layers:,} layers, plans of {sizes / 1e6:.0f} MB, " + _shown(bucket(case.planned, case.planned.verifier)),
+    )
+    return Checked(facts, tuple(faults))
+
+
+def units(deployment: Deployment, group_layers: int | None) -> Iterator[Unit]:
+    """The networks to compile. group_layers: of the verifier's layers at a time, None for all."""
+    for member in deployment.members:
+        if group_layers is None or not isinstance(member.config, VerifierConfig):
+            yield Unit(member.name, member, None)
+            continue
+        count = member.config.num_hidden_layers
+        for first in range(0, count, group_layers):
+            span = range(first, min(first + group_layers, count))
+            yield Unit(f"{member.name}, layers {span.start} to {span.stop - 1}", member, span)
+
+
+def author(deployment: Deployment, unit: Unit, proxy: Backend) -> Network:
+    """A unit's network: composed experts, since the proxy's GPU has no layer for them, and every size fixed."""
+    member, limits = unit.member, deployment.limits
+    form = replace(deployment.form(member, GENERATION), moe="composed", sizes=bucket(deployment, member))
+    model = member.model
+    if unit.layers is not None:
+        model = LayerGroup(member.config, member.taps, unit.layers, member.index_topk(limits))
+    return model.author(limits, form, proxy)
+
+
+def bucket(deployment: Deployment, member: Member) -> dict[str, int]:
+    """A step of about 16 rows, two blocks or more where sequences allow it, with the longest contexts."""
+    limits = deployment.limits
+    ranges: Ranges = limits.profiles(member.index_topk(limits))[GENERATION]
+    blocks = min(limits.max_num_seqs, max(2, 16 // limits.block_rows))
+    rows = blocks * limits.block_rows
+    chosen = {"N": rows, "R": rows, "G": blocks, "S": limits.block_rows, "C": rows, "B": blocks}
+    return {symbol: chosen.get(symbol, most) for symbol, (_, _, most) in ranges.items()}
+
+
+def _shown(sizes: dict[str, int]) -> str:
+    return "one bucket: " + ", ".join(f"{symbol} {size:,}" for symbol, size in sizes.items())
+
+
+def _digest(network: str, proxy: Backend) -> str:
+    text = f"{network} {proxy.package} {proxy.version} {PROXY_CAPABILITY}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Cache:
+    """What is known to compile: one small file each. folder: None to remember nothing."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def find(self, digest: str) -> dict | None:
+        """What was recorded of a network; None when it is unknown or the record is damaged."""
+        path = self._path(digest)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")) if path else None
+            return found if found and {"plan_bytes", "sha256"} <= found.keys() else None
+        except (OSError, ValueError, AttributeError):
+            return None
+
+    def keep(self, digest: str, found: dict) -> None:
+        """Record a success."""
+        if path := self._path(digest):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, found)
+
+    def _path(self, digest: str) -> Path | None:
+        return self._folder / f"{digest}.json" if self._folder else None

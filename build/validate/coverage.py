@@ -1,0 +1,109 @@
+"""Stage "profiles": every legal step fits a profile, and every profile can be met.
+
+The steps are packed by the runtime's own code, from sequences at the edges of what the limits allow: one token and the
+longest context, one sequence and as many as there may be, blocks alone, chunks alone and both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from glmspec.build.configs.limits import EngineLimits, Ranges
+from glmspec.build.deployment import Member
+from glmspec.build.network.contract import Contract
+from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.report import Fault
+from glmspec.runtime.pack import Block, Inputs, Rows, pack_blocks, pack_rows
+from glmspec.runtime.pages import Span
+
+_ADVICE = "The profile would refuse this step at run time: report it, with the limits shown."
+
+
+def check(case: Case, _) -> Checked:
+    """Pack the steps and look where they fit."""
+    facts, faults = [], []
+    limits = case.deployment.limits
+    for member in case.deployment.members:
+        k = member.index_topk(limits)
+        profiles = limits.profiles(k)
+        contract = case.authored(member, case.deployment.profiles()[0]).contract
+        steps = list(verifier_steps(limits, k) if k else drafter_steps(limits))
+        faults += profile_faults(member, profiles, steps, contract, k, limits.page_size)
+        facts.append(f"{member.name}: {len(steps)} extreme steps, {' and '.join(profiles)}")
+    return Checked(tuple(facts), tuple(faults))
+
+
+def profile_faults(
+    member: Member,
+    profiles: dict[str, Ranges],
+    steps: list[tuple[str, Inputs]],
+    contract: Contract,
+    k: int,
+    page_size: int,
+) -> Iterator[Fault]:
+    """Profiles that contradict themselves, and steps that fit none."""
+    for name, ranges in profiles.items():
+        for symbol, (least, typical, most) in ranges.items():
+            if not 0 < least <= typical <= most:
+                yield Fault(f"{member.name}: profile {name}: {symbol}", f"found {least}, {typical}, {most}.", _ADVICE)
+        if k and ranges["M"][0] * page_size < k:
+            rows = ranges["M"][0] * page_size
+            why = f"its shortest page table names {rows} rows, fewer than the {k} that the top-k takes."
+            yield Fault(f"{member.name}: profile {name}: M", why, "TensorRT does not check this: report it.")
+    for what, inputs in steps:
+        tight = [_outside(ranges, inputs, contract) for ranges in profiles.values()]
+        if all(tight):
+            first = min(tight, key=len)
+            yield Fault(f"{member.name}: {what}", f"fits no profile: {'; '.join(first)}.", _ADVICE)
+
+
+def _outside(ranges: Ranges, inputs: Inputs, contract: Contract) -> list[str]:
+    """The sizes of a step that a profile does not allow."""
+    found = []
+    for spec in contract.inputs:
+        if spec.name not in inputs:
+            continue
+        for symbol, size in zip(spec.dims, inputs[spec.name].shape, strict=True):
+            least, most = (symbol, symbol) if isinstance(symbol, int) else ranges[symbol][::2]
+            if not least <= size <= most:
+                found.append(f"{spec.name}: {symbol} is {size}, allowed {least} to {most}")
+    return found
+
+
+def verifier_steps(limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]:
+    """Extreme steps of the verifier, with what each is. k: of the DSA top-k."""
+    least = -(-k // limits.page_size)
+    most, tokens = limits.max_model_len, limits.max_num_batched_tokens
+    pages = list(range(1, limits.pages_per_sequence + 1))
+
+    def rows(end: int, count: int, logits: int) -> Rows:
+        return Rows(Span(pages, end - count, count), [0] * count, logits)
+
+    for sequences in sorted({1, 2, limits.max_num_seqs}):
+        if sequences > limits.max_num_seqs:
+            continue
+        for count in sorted({1, limits.block_rows}):
+            for end in sorted({count, limits.page_size + 1, most} - set(range(count))):
+                step = [rows(end, count, count)] * sequences
+                yield f"{sequences} sequences with {count} rows at {end}", pack_rows(step, limits, least)
+            left = tokens - (sequences - 1) * count
+            chunk = min(left, most)
+            mixed = [rows(most, count, count)] * (sequences - 1) + [rows(chunk, chunk, 0)]
+            yield f"{sequences - 1} blocks of {count} and a chunk of {chunk}", pack_rows(mixed, limits, least)
+            each = min(max(left // sequences, 1), most)
+            yield f"{sequences} chunks of {each}", pack_rows([rows(each, each, 1)] * sequences, limits, least)
+
+
+def drafter_steps(limits: EngineLimits) -> Iterator[tuple[str, Inputs]]:
+    """Extreme steps of a drafter."""
+    pages = list(range(1, limits.pages_per_sequence + 1))
+    most = limits.max_model_len
+    for blocks in sorted({0, 1, limits.max_num_seqs}):
+        for count in sorted({1, limits.block_rows, min(limits.max_num_batched_tokens, most)}):
+            for position in sorted({count, most - 1}):
+                drafted = [Block(pages, 0, position)] * blocks
+                kept = [Span(pages, 0, count)]
+                yield (
+                    f"{count} kept rows and {blocks} blocks at {position}",
+                    pack_blocks(range(count), kept, drafted, limits),
+                )

@@ -1,0 +1,167 @@
+"""The stages in order, and what `validate` runs of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from glmspec.build.configs.target import Target
+from glmspec.build.deployment import Deployment, Options, open_deployment
+from glmspec.build.errors import GlmspecError, MissingCapability
+from glmspec.build.progress import Progress
+from glmspec.build.validate import compile as aot
+from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
+from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.report import Fault, Outcome, Report
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to run. stages: by name, in order. group_layers: layers of the verifier compiled at a time, None for all.
+    cache: folder that remembers what compiled."""
+
+    stages: tuple[str, ...]
+    group_layers: int | None = None
+    cache: Path | None = None
+
+    @classmethod
+    def before_building(cls, *, bundle: bool) -> Wanted:
+        """What `engine` checks first: all that is about this checkpoint and these limits, in seconds. A bundle is
+        compiled where it costs, so for one everything is checked."""
+        if bundle:
+            return cls(NAMES, group_layers=8)
+        return cls(tuple(name for name in NAMES if name not in ("build", "twin", "kernels")))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """needs: stages without which this one cannot run."""
+
+    name: str
+    title: str
+    check: Callable[[Case, Wanted], Checked]
+    needs: tuple[str, ...] = ()
+
+
+def _config(case: Case, _: Wanted) -> Checked:
+    """That the deployment opened says that its configs agree; here is what they add up to."""
+    deployment, limits = case.deployment, case.deployment.limits
+    config = deployment.verifier.config
+    limits.index_topk(config.index_topk)
+    kinds = ", ".join(member.name for member in deployment.drafters) or "none"
+    formats = sorted(set(deployment.verifier.origin.form(deployment.compute).formats.values())) or ["plain"]
+    return Checked(
+        (
+            f"{config.num_hidden_layers} layers ({config.mlp_layer_types.count('sparse')} of experts, "
+            f"{config.indexer_types.count('full')} with an indexer), drafters: {kinds}",
+            f"weights {', '.join(formats)}, compute {deployment.compute}; sequences of {limits.max_model_len:,} "
+            f"tokens, {limits.max_num_seqs} at once, steps of {limits.max_num_batched_tokens:,} rows",
+        )
+    )
+
+
+def _memory(case: Case, _: Wanted) -> Checked:
+    """The plan, or `ConfigError` with the numbers when not one sequence fits."""
+    plan, limits, target = case.memory, case.deployment.limits, case.deployment.target
+    if plan.available is None:
+        return Checked((f"{target.name}: weights {plan.weights / 1e9:.2f} GB, no limit known",))
+    return Checked(
+        (
+            f"{target.name}, {plan.available / 1e9:.0f} GB usable: weights {plan.weights / 1e9:.1f}, a step's tensors "
+            f"at most {plan.step / 1e9:.1f}, caches {plan.caches / 1e9:.1f} GB",
+            f"{plan.tokens:,} cached tokens fit ({plan.per_token:,} bytes each): "
+            f"{plan.tokens / limits.max_model_len:.1f} sequences of {limits.max_model_len:,}",
+        )
+    )
+
+
+STAGES = (
+    Stage("config", "the configs agree", _config),
+    Stage("weights", "the checkpoint is what the networks take", weights.check, ("config",)),
+    Stage("layers", "dtypes and shapes of every layer", layers.check, ("config",)),
+    Stage("ranks", "what ranks divide is made whole", ranks.check, ("layers",)),
+    Stage("profiles", "every legal step fits a profile", coverage.check, ("layers",)),
+    Stage("memory", "one GPU holds it", _memory, ("layers",)),
+    Stage("limits", "TensorRT's limits", tensorrt_limits.check, ("layers", "memory")),
+    Stage("build", "ahead-of-time build", aot.check, ("layers", "memory")),
+    Stage("twin", "a scaled-down twin computes what transformers does", twin.check, ("config",)),
+    Stage("kernels", "plugin kernels compile", kernels.check, ("config",)),
+)
+NAMES = tuple(stage.name for stage in STAGES)
+
+
+def validate_source(
+    verifier: Path,
+    drafters: tuple[Path, ...],
+    target: Target,
+    options: Options,
+    wanted: Wanted,
+    progress: Progress,
+    *,
+    config_only: bool,
+) -> Report:
+    """Open, then validate. A checkpoint that does not open is a fault of the stage "config", or of "weights" when its
+    tensors are to blame; later stages are not run then."""
+    subject = {"source": str(verifier), "target": target.name, "tp": options.tp or 1, "quant": options.quant}
+    start = time.perf_counter()
+    try:
+        deployment = open_deployment(verifier, drafters, target, options, config_only=config_only)
+    except GlmspecError as error:
+        return _unopened(subject, error, wanted, time.perf_counter() - start)
+    return validate(deployment, wanted, progress, opened=time.perf_counter() - start)
+
+
+def validate(deployment: Deployment, wanted: Wanted, progress: Progress, opened: float = 0.0) -> Report:
+    """Run the stages on a deployment. opened: seconds that opening it took, counted to the first stage."""
+    outcomes: list[Outcome] = []
+    stages = [stage for stage in STAGES if stage.name in wanted.stages]
+    with progress.steps("Validating", len(stages)) as advance:
+        case = Case(deployment, progress.doing)
+        for stage in stages:
+            outcomes.append(_run(stage, case, wanted, outcomes, opened if stage is stages[0] else 0.0))
+            advance(stage.name)
+    mapping = deployment.mapping
+    subject = {
+        "source": str(deployment.verifier.folder),
+        "target": deployment.target.name,
+        "tp": mapping.tp,
+        "ep": mapping.ep,
+        "compute": deployment.compute,
+    }
+    return Report(subject, tuple(outcomes))
+
+
+def refuse_failures(report: Report) -> None:
+    """Raise `GlmspecError` with the first faults of a report that has some."""
+    faults = [f"{one.stage}: {fault}" for one in report.outcomes for fault in one.faults]
+    if faults:
+        more = f"\n(and {len(faults) - 5} more)" if len(faults) > 5 else ""
+        raise GlmspecError("\n".join(faults[:5]) + more)
+
+
+def _run(stage: Stage, case: Case, wanted: Wanted, before: list[Outcome], opened: float) -> Outcome:
+    broken = [one.stage for one in before if one.stage in stage.needs and one.status != "passed"]
+    if broken:
+        return Outcome(stage.name, stage.title, why=f"needs {', '.join(broken)}")
+    start = time.perf_counter()
+    try:
+        checked = stage.check(case, wanted)
+    except MissingCapability as error:
+        return Outcome(stage.name, stage.title, time.perf_counter() - start, why=str(error))
+    except GlmspecError as error:
+        checked = Checked((), (Fault(stage.title, str(error), ""),))
+    seconds = time.perf_counter() - start + opened
+    return Outcome(stage.name, stage.title, seconds, checked.facts, checked.faults)
+
+
+def _unopened(subject: dict, error: GlmspecError, wanted: Wanted, seconds: float) -> Report:
+    blamed = "weights" if "tensor" in str(error) else "config"
+    outcomes = []
+    for stage in STAGES:
+        if stage.name == blamed:
+            outcomes.append(Outcome(stage.name, stage.title, seconds, faults=(Fault("checkpoint", str(error), ""),)))
+        elif stage.name in wanted.stages and stage.name != "config":
+            outcomes.append(Outcome(stage.name, stage.title, why=f"needs {blamed}"))
+    return Report(subject, tuple(outcomes))

@@ -1,0 +1,77 @@
+"""Stage "limits": every layer against what TensorRT takes (`configs/tensorrt.py`), sizes at their greatest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from glmspec.build.configs.tensorrt import (
+    FP4_GROUP,
+    KV_CACHE_DTYPES,
+    MOE_CAPABILITIES,
+    MOST_AXES,
+    MOST_ELEMENTS,
+    NATIVE_PRODUCTS,
+    TOPK_MOST,
+)
+from glmspec.build.network.contract import CACHE, TABLE, WEIGHT
+from glmspec.build.network.reader import Graph, Node
+from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.report import Fault
+
+
+def check(case: Case, _) -> Checked:
+    """The networks as authored, and the greatest step's volumes."""
+    faults: list[Fault] = []
+    capability = case.deployment.target.compute_capability
+    for _, _, authored in case.networks():
+        faults += layer_faults(authored.graph, capability)
+        outside = {spec.name for spec in authored.contract.inputs if spec.role in (CACHE, TABLE, WEIGHT)}
+    largest = 0
+    for graph in case.greatest:
+        faults += volume_faults(graph, outside)
+        largest = max(largest, max(math.prod(value.shape) for node in graph.nodes for value in node.outputs))
+    formats = sorted(set(case.deployment.verifier.origin.form("bfloat16").formats.values()))
+    facts = [f"TopK up to {TOPK_MOST}, tensors up to {MOST_ELEMENTS:,} elements (largest found {largest:,})"]
+    if capability and (slow := [one for one in formats if one not in NATIVE_PRODUCTS[capability]]):
+        facts.append(f"{capability} has no product in {', '.join(slow)}: it is dequantized first")
+    return Checked(tuple(facts), tuple(faults))
+
+
+def layer_faults(graph: Graph, capability: str | None) -> Iterator[Fault]:
+    """What TensorRT would refuse of single layers. capability: None for the reference executor."""
+    for node in graph.nodes:
+        if node.kind == "TOPK" and node.attributes["k"] > TOPK_MOST:
+            advice = "Choose a smaller k in the model's config."
+            yield Fault(node.name, f"K: found {node.attributes['k']}, expected at most {TOPK_MOST}.", advice)
+        if node.kind == "KV_CACHE_UPDATE" and node.inputs[0].dtype not in KV_CACHE_DTYPES:
+            legal = ", ".join(KV_CACHE_DTYPES)
+            yield Fault(node.name, f"cache: found {node.inputs[0].dtype}, expected {legal}.", "Choose another dtype.")
+        if node.kind == "MOE" and capability not in MOE_CAPABILITIES:
+            legal = ", ".join(MOE_CAPABILITIES)
+            yield Fault(node.name, f"the layer is for {legal}, not {capability}.", "Use the composed form.")
+        yield from _shape_faults(node)
+
+
+def _shape_faults(node: Node) -> Iterator[Fault]:
+    for value in node.outputs:
+        if len(value.shape) > MOST_AXES:
+            yield Fault(node.name, f"{len(value.shape)} axes, expected at most {MOST_AXES}.", "Reshape it.")
+        if value.dtype == "float4_e2m1fn" and value.shape[-1] % FP4_GROUP:
+            advice = f"NVFP4 wants a multiple of {FP4_GROUP}: choose another format for this weight."
+            yield Fault(node.name, f"{value.shape[-1]} columns of NVFP4.", advice)
+
+
+def volume_faults(graph: Graph, outside: set[str]) -> Iterator[Fault]:
+    """Tensors of the greatest step with more elements than are counted. outside: inputs that are not of a step."""
+    seen = [(value.name, value) for value in graph.inputs if value.name not in outside]
+    seen += [(node.name, value) for node in graph.nodes if node.kind != "KV_CACHE_UPDATE" for value in node.outputs]
+    views = {value.name for node in graph.nodes if node.kind == "KV_CACHE_UPDATE" for value in node.outputs}
+    for node in graph.nodes:  # a cache seen as rows is no tensor of a step
+        if node.kind == "SHUFFLE" and node.inputs[0].name in views:
+            views |= {value.name for value in node.outputs}
+    for name, value in seen:
+        volume = math.prod(value.shape)
+        if volume > MOST_ELEMENTS and value.name not in views:
+            found = f"{volume:,} elements {list(value.shape)} in the greatest step, expected at most {MOST_ELEMENTS:,}."
+            yield Fault(name, found, "Lower --max-num-batched-tokens, --max-num-seqs or --max-model-len.")

@@ -1,0 +1,256 @@
+"""Stage "twin": a scaled-down model of the same config, computed by the networks and by transformers.
+
+The twin keeps what decides the arithmetic (kinds of layers and their order, rotary bases and flags, routing, norms) and
+shrinks what only decides its size. Random weights with random norms and biases; a context beyond `index_topk`; a chunk
+of a prompt, then a block. First in float32 on one rank, layer by layer, against transformers; then in the deployment's
+own form (number formats, ranks) against the same weights dequantized.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.deployment import Deployment
+from glmspec.build.network.form import Form
+from glmspec.build.network.formats import BLOCK
+from glmspec.build.network.shards import Mapping
+from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.report import Fault
+from glmspec.convert.calibration import Activations
+from glmspec.convert.checkpoint import Checkpoint
+from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.recipe import Recipe, Rule
+from glmspec.runtime.model import Model
+from glmspec.runtime.pack import Rows, pack_rows
+from glmspec.runtime.pages import Span
+
+_TOPK, _VOCAB, _PROMPT, _BLOCK_ROWS = 24, 509, 41, 7
+_LIMITS = EngineLimits(
+    max_model_len=64, max_num_seqs=1, max_num_batched_tokens=64, page_size=8, segment_rows=16, block_rows=_BLOCK_ROWS
+)
+_PAGES = (3, 1, 6, 2, 8, 5, 4, 7)
+EXACT = 1e-4  # of the largest value: float32, sums in another order
+ROUNDED = 0.35  # relative L2 after the first layer, where activations are rounded to FP8 or NVFP4
+_ADVICE = "The networks would compute something else than the published model: report it, with your config.json."
+# Keys of the published config that only say in another way what the lists of the twin say.
+_SHORTHANDS = ("first_k_dense_replace", "index_topk_freq", "index_skip_topk_offset", "index_topk_pattern")
+
+
+@dataclass(frozen=True)
+class _Twin:
+    """The shrunken model on disk, and what transformers computes: streams [layers + 1][N, D], logits [N, V]."""
+
+    folder: Path
+    config: dict[str, Any]
+    ids: list[int]
+    streams: list[torch.Tensor]
+    logits: torch.Tensor
+
+
+def check(case: Case, _) -> Checked:
+    """Both comparisons."""
+    deployment = case.deployment
+    with tempfile.TemporaryDirectory() as home:
+        case.tick("the twin in transformers")
+        twin = make_twin(Path(home), deployment)
+        case.tick("the twin in float32, layer by layer")
+        faults = list(plain_faults(twin))
+        case.tick("the twin in the deployment's form")
+        told, wrong = form_faults(twin, deployment)
+    layers = twin.config["num_hidden_layers"]
+    facts = (f"{layers} layers, {len(twin.ids)} tokens, index_topk {_TOPK}: float32 against transformers", told)
+    return Checked(facts, (*faults, *wrong))
+
+
+def make_twin(home: Path, deployment: Deployment) -> _Twin:
+    """Write the twin's checkpoint, and run transformers on it."""
+    from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    values = shrunken(deployment)
+    generator = torch.Generator().manual_seed(0)
+    model = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**values, attn_implementation="eager")).float().eval()
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if "inv_freq" not in name:
+                tensor.copy_(_random(name, tensor, generator))
+    model.save_pretrained(home / "hf")
+    # The published class drops keys that it does not know: the networks must see the deployment's own.
+    path = home / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+    ids = torch.randint(2, _VOCAB, (_PROMPT,), generator=generator).tolist()
+    streams: list[torch.Tensor] = []
+    hooks = [model.model.embed_tokens, *model.model.layers]
+    for module in hooks:
+        module.register_forward_hook(lambda _, __, out: streams.append((out[0] if isinstance(out, tuple) else out)[0]))
+    with torch.no_grad(), _stable_topk():
+        logits = model(torch.tensor([ids])).logits[0]
+    return _Twin(home, values, ids, [one.reshape(len(ids), -1) for one in streams], logits)
+
+
+def shrunken(deployment: Deployment) -> dict[str, Any]:
+    """The deployment's config.json with small sizes, which all its ranks divide in 128-wide blocks."""
+    origin, config = deployment.verifier.origin, deployment.verifier.config
+    values = dict(origin.record["hf_config"] if isinstance(origin, Checkpoint) else origin.source.config)
+    for key in ("quantization_config", *_SHORTHANDS):
+        values.pop(key, None)
+    tp, ep = deployment.mapping.tp, deployment.mapping.ep
+    layers = _telling_layers(config)
+    experts = max(8, 2 * ep)
+    return values | dict(
+        vocab_size=_VOCAB,
+        hidden_size=128,
+        intermediate_size=BLOCK * tp,
+        moe_intermediate_size=BLOCK * tp,
+        num_hidden_layers=layers,
+        num_attention_heads=2 * tp,
+        num_key_value_heads=2 * tp,
+        n_routed_experts=experts,
+        num_experts_per_tok=min(config.num_experts_per_tok, 3),
+        q_lora_rank=64,
+        kv_lora_rank=64,
+        qk_nope_head_dim=48,
+        qk_rope_head_dim=16,
+        qk_head_dim=64,
+        head_dim=16,
+        v_head_dim=64,
+        index_topk=_TOPK,
+        index_n_heads=4,
+        index_head_dim=32,
+        mlp_layer_types=list(config.mlp_layer_types[:layers]),
+        indexer_types=list(config.indexer_types[:layers]),
+        max_position_embeddings=512,
+        num_nextn_predict_layers=0,
+        eos_token_id=1,
+        bos_token_id=0,
+        pad_token_id=0,
+        dtype="float32",
+    )
+
+
+def plain_faults(twin: _Twin) -> Iterator[Fault]:
+    """The plain network in float32, every layer run, against transformers: each layer's stream, then the logits."""
+    checkpoint = plan_conversion(twin.folder / "hf").write(twin.folder / "plain")
+    every = tuple(range(len(twin.streams)))
+    found = _run(checkpoint, Form(compute="float32"), [checkpoint.load()], twin, taps=every, regions=False)
+    for layer, expected in enumerate(twin.streams):
+        if (error := _largest(found[f"tap.{layer}"], expected)) > EXACT:
+            where = "model.embed_tokens" if layer == 0 else f"model.layers.{layer - 1}"
+            yield Fault(where, f"its output (tap {layer}) differs from transformers' by {error:.1e}.", _ADVICE)
+            return
+    if (error := _largest(found["logits"], twin.logits)) > EXACT:
+        yield Fault("lm_head", f"the logits differ from transformers' by {error:.1e}.", _ADVICE)
+    if not torch.equal(found["greedy_ids"].long(), twin.logits.argmax(-1)):
+        yield Fault("argmax", "the greedy tokens differ from transformers'.", _ADVICE)
+
+
+def form_faults(twin: _Twin, deployment: Deployment) -> tuple[str, list[Fault]]:
+    """The deployment's form, all ranks in lockstep, against the same weights dequantized on one rank."""
+    form = deployment.verifier.origin.form("float32")
+    mapping = form.mapping
+    options = Options(_recipe(form), mapping, _activations(twin, form))
+    checkpoint = plan_conversion(twin.folder / "hf", options).write(twin.folder / "form")
+    whole = plan_conversion(twin.folder / "hf", Options(options.recipe, Mapping(), options.activations))
+    one = whole.write(twin.folder / "one")
+    own = checkpoint.form("float32")
+    found = _run(checkpoint, own, [checkpoint.tensors(rank) for rank in range(mapping.tp)], twin, taps=(1,))
+    expected = _run(one, Form(compute="float32"), [one.load()], twin, taps=(1,))
+    rounds = bool(own.scaled) or "fp8_block" in own.formats.values()
+    name = "tap.1" if rounds else "logits"
+    error = _distance(found[name], expected[name]) if rounds else _largest(found[name], expected[name])
+    bound = ROUNDED if rounds else EXACT
+    formats = ", ".join(sorted(set(own.formats.values()))) or "plain weights"
+    told = f"{formats} on {mapping.tp} ranks (ep {mapping.ep}) in lockstep: {error:.1e} from them dequantized on one"
+    if not error <= bound:  # NaN too
+        why = f"{formats} on {mapping.tp} ranks: {name} is {error:.1e} from dequantized weights, allowed {bound}."
+        return told, [Fault("the deployment's form", why, _ADVICE)]
+    return told, []
+
+
+def _run(checkpoint: Checkpoint, form: Form, weights: list, twin: _Twin, **options: Any) -> dict[str, torch.Tensor]:
+    """A chunk of the prompt, then a block; all rows' outputs."""
+    model = Model(checkpoint.config, _LIMITS, form, weights, **options)
+    outputs = []
+    cut = len(twin.ids) - _BLOCK_ROWS
+    for start, stop in ((0, cut), (cut, len(twin.ids))):
+        span = Span(list(_PAGES), start, stop - start)
+        step = pack_rows([Rows(span, twin.ids[start:stop], stop - start)], _LIMITS, -(-_TOPK // _LIMITS.page_size))
+        outputs.append({name: tensor.clone() for name, tensor in model.run(step).items()})
+    return {name: torch.cat([out[name] for out in outputs]) for name in outputs[0] if not name.startswith("cache.")}
+
+
+def _telling_layers(config: VerifierConfig) -> int:
+    """As few layers as show every kind there is, and how one follows another."""
+    kinds = list(zip(config.mlp_layer_types, config.indexer_types, strict=True))
+    return max(min(2, len(kinds)), *(kinds.index(kind) + 1 for kind in set(kinds)))
+
+
+def _recipe(form: Form) -> Recipe:
+    """Rules that give the twin the formats of the deployment, by the kind of matrix."""
+    kinds = {_kind(name): format for name, format in form.formats.items()}
+    rules = [Rule(f"*{kind}", format) for kind, format in sorted(kinds.items(), key=lambda item: -len(item[0]))]
+    return Recipe("twin", (*rules, Rule("*", "bfloat16")) if rules else (), "auto")
+
+
+def _kind(name: str) -> str:
+    """`.self_attn.q_b_proj` of `model.layers.7.self_attn.q_b_proj.weight`; experts by their own spelling."""
+    module = name.removesuffix(".weight").split(".", 3)[3]
+    return ".mlp.experts.*" if module.startswith("mlp.experts.") else f".{module}"
+
+
+def _activations(twin: _Twin, form: Form) -> Activations:
+    """An amax for every module whose activations the deployment rounds by a scale of the checkpoint."""
+    from glmspec.convert.recipe import quantizable
+    from glmspec.convert.source import Source
+    from glmspec.convert.storage import weights_of
+
+    kinds = {_kind(name) for name in form.scaled}
+    modules = [name.removesuffix(".weight") for name in weights_of(Source(twin.folder / "hf"))]
+    found = [one for one in modules if quantizable(one) and _kind(f"{one}.weight") in kinds]
+    return Activations({module: 16.0 for module in found})
+
+
+def _random(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A default start is a weak oracle (norms 1, biases 0): everything is random, linears 1.5 / sqrt(fan in)."""
+    noise = torch.randn(tensor.shape, generator=generator)
+    if "norm" in name and name.endswith("weight"):
+        return 1 + 0.2 * noise
+    return 0.2 * noise if tensor.dim() < 2 else 1.5 * tensor.shape[-1] ** -0.5 * noise
+
+
+@contextmanager
+def _stable_topk() -> Iterator[None]:
+    """transformers' indexer picks among equal scores arbitrarily; the networks take the lowest row."""
+    from torch.return_types import topk as result
+
+    original = torch.Tensor.topk
+
+    def topk(self, k, dim=-1, largest=True, sorted=True):
+        values, indices = self.sort(dim=dim, descending=largest, stable=True)
+        return result((values.narrow(dim, 0, k), indices.narrow(dim, 0, k)))
+
+    torch.Tensor.topk = topk
+    try:
+        yield
+    finally:
+        torch.Tensor.topk = original
+
+
+def _largest(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())

@@ -1,0 +1,77 @@
+"""Stage "weights": what the checkpoint holds for every rank is what the rank's network takes, both ways."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from glmspec.build.configs.limits import CONTEXT
+from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.deployment import Implied, Member
+from glmspec.build.network.contract import TensorSpec
+from glmspec.build.network.form import FP4, Held
+from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.report import Fault
+from glmspec.convert.checkpoint import Checkpoint
+
+# What may be bound to an input: a plain weight is cast to the compute dtype, what insists on float32 must be it.
+_FITS = {
+    "float32": ("F32",),
+    "bfloat16": ("BF16", "F16", "F32"),
+    "int32": ("I32",),
+    "float8_e4m3fn": ("F8_E4M3",),
+    FP4: ("U8",),
+}
+
+
+def check(case: Case, _) -> Checked:
+    """Names, dtypes and shapes."""
+    facts, faults = [], []
+    for member in case.deployment.members:
+        if isinstance(member.origin, Implied):
+            facts.append(f"{member.name}: only its config is there")
+            continue
+        form = replace(case.deployment.form(member, CONTEXT), compute="bfloat16")
+        wanted = {spec.name: spec for spec in member.model.weight_inputs(form)}
+        ranks = member.origin.mapping.tp
+        for rank in range(ranks):
+            found = member.origin.held(rank)
+            faults += _compare(member, rank, found, wanted)
+        size = sum(tensor.size for tensor in found.values())
+        numbers = sum(math.prod(spec.dims) for spec in wanted.values())
+        facts.append(
+            f"{member.name}: {ranks} x {len(found):,} tensors, {size / 1e9:.2f} GB and "
+            f"{numbers / 1e9:.2f} G numbers a rank"
+        )
+    return Checked(tuple(facts), tuple(faults))
+
+
+def _compare(member: Member, rank: int, found: dict[str, Held], wanted: dict[str, TensorSpec]) -> Iterator[Fault]:
+    where = f"{member.folder}: rank {rank}"
+    advice = "Convert the checkpoint again." if isinstance(member.origin, Checkpoint) else "Check the checkpoint."
+    for name in sorted(wanted.keys() | found.keys()):
+        if name not in found:
+            if name not in member.origin.shared:
+                yield Fault(f"{where}: {name}", f"missing, expected {wanted[name]}.", advice)
+        elif name not in wanted:
+            if not _beyond(member, name):
+                yield Fault(f"{where}: {name}", "surplus: no input of the network takes it.", advice)
+        elif not _fits(found[name], wanted[name]):
+            shown = f"{found[name].dtype}{list(found[name].shape)}"
+            yield Fault(f"{where}: {name}", f"found {shown}, expected {wanted[name]}.", advice)
+
+
+def _fits(tensor: Held, spec: TensorSpec) -> bool:
+    shape = tensor.shape
+    if spec.dtype == FP4 and shape:  # two codes a byte
+        shape = (*shape[:-1], 2 * shape[-1])
+    return shape == tuple(spec.dims) and tensor.dtype in _FITS[spec.dtype]
+
+
+def _beyond(member: Member, name: str) -> bool:
+    """True for a tensor of the MTP module: it lies in the verifier's checkpoint, and another network takes it."""
+    match = re.match(r"model\.layers\.(\d+)\.", name)
+    config = member.config
+    return isinstance(config, VerifierConfig) and match is not None and int(match[1]) >= config.num_hidden_layers
