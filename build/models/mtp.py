@@ -86,5 +86,5 @@ class Mtp(Module):
         logits_RV = whole_vocabulary(self.lm_head(ops.gather(hidden_ND, logit_rows_R)), config.vocab_size)
         net.output(logits_RV, TensorSpec("logits", net.compute, ("R", config.vocab_size)))
         net.output(argmax.native(logits_RV), TensorSpec("draft_ids", "int32", ("R",)))
-        # Not `hidden`, which is an input: TensorRT wants one name a tensor.
+        # Not `hidden`, which is an input: tensors are bound by name.
         net.output(hidden_ND, TensorSpec("draft_hidden", net.compute, ("N", config.hidden_size)))
