@@ -24,7 +24,7 @@ from glmspec.build.configs.fields import read_json
 from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError, ConfigError
-from glmspec.build.models.registry import model_of
+from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import FORMATS
 from glmspec.build.network.shards import Mapping, layout_of
@@ -60,6 +60,11 @@ class Checkpoint:
         return self.record["shared_from_verifier"]
 
     @property
+    def mtp(self) -> bool:
+        """Whether it holds a verifier's MTP module. Checkpoints of earlier versions hold none."""
+        return self.record.get("mtp", False)
+
+    @property
     def weights_sha256(self) -> str:
         """Digest of all weights: of the recorded digests of the parts."""
         return parts_digest(self.record["parts"])
@@ -77,7 +82,7 @@ class Checkpoint:
                 (),
                 (0.0,) * layout.units if spec.name in inputs else None,
             )
-            for spec in model_of(self.config).weight_specs("bfloat16")
+            for spec in checkpoint_specs(self.config, self.mtp)
             if spec.name not in self.shared
         ]
 

@@ -16,7 +16,6 @@ from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
 from glmspec.build.errors import CheckpointError, GlmspecError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
-from glmspec.build.models.registry import model_of
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Mapping
@@ -147,6 +146,7 @@ class Conversion:
             "parts": parts_record(names, journal),
             "files": other_files(folder),
             "shared_from_verifier": self.shared,
+            "mtp": self.plan.mtp,
             "eos_token_ids": None if self.end_tokens is None else list(self.end_tokens),
             "left_out": self.plan.left_out,
             "notes": [*self.source.notes, *self.plan.notes],
@@ -174,10 +174,9 @@ def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
 def plan_source(source: Source, options: Options) -> Conversion:
     """Plan the conversion of an opened source."""
     config = parse_config(source.config, f"{source.folder}/config.json")
-    specs = model_of(config).weight_specs("bfloat16")
     if isinstance(config, VerifierConfig):
         _check_agreement(source, options)
-        plan = plan_verifier(source, config, specs, options)
+        plan = plan_verifier(source, config, options)
         return Conversion(source, config, plan, options, _end_tokens(source, config))
     if options.activations.amax:
         raise GlmspecError(f"{source.folder}: --calibration: drafters are not quantized.")
@@ -187,7 +186,7 @@ def plan_source(source: Source, options: Options) -> Conversion:
         raise GlmspecError(
             f"{source.folder}: --quant {options.recipe.name}: drafters are not quantized; use auto or bf16."
         )
-    return Conversion(source, config, plan_drafter(source, config, specs, options), options, None)
+    return Conversion(source, config, plan_drafter(source, config, options), options, None)
 
 
 def _check_agreement(source: Source, options: Options) -> None:

@@ -5,7 +5,6 @@ What `convert --dry-run` plans with when the folder holds no weights.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from glmspec.build.configs.fields import read_json
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError
+from glmspec.build.models.mtp import MtpLayer
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.formats import FORMATS
@@ -46,22 +46,11 @@ class Imagined(Source):
 
 
 def _tensors(config: VerifierConfig) -> list[tuple[str, Shape, str]]:
-    """Name, shape and dtype of every tensor, those of the MTP module last."""
-    layers = config.num_hidden_layers
-    modules = config.num_nextn_predict_layers
-    deeper = replace(
-        config,
-        num_hidden_layers=layers + modules,
-        mlp_layer_types=(*config.mlp_layer_types, *["sparse"] * modules),
-        indexer_types=(*config.indexer_types, *["full"] * modules),
-    )
-    made = [one for spec in model_of(deeper).weight_specs("bfloat16") for one in _published(config, spec)]
-    hidden = config.hidden_size
-    for layer in range(layers, layers + modules):
-        prefix = f"model.layers.{layer}"
-        made += [(f"{prefix}.{name}.weight", (hidden,), "BF16") for name in ("enorm", "hnorm", "shared_head.norm")]
-        made.append((f"{prefix}.eh_proj.weight", (hidden, 2 * hidden), "BF16"))
-    return made
+    """Name, shape and dtype of every tensor, those of MTP modules last."""
+    first, count = config.num_hidden_layers, config.num_nextn_predict_layers
+    modules = [MtpLayer(config, layer) for layer in range(first, first + count)]
+    specs = [spec for tree in (model_of(config), *modules) for spec in tree.weight_specs("bfloat16")]
+    return [one for spec in specs for one in _published(config, spec)]
 
 
 def _published(config: VerifierConfig, spec: TensorSpec) -> list[tuple[str, Shape, str]]:

@@ -7,7 +7,7 @@ both errors that list names. What is left out on purpose is reported, with the r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
+from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.formats import BLOCK, GROUP
 from glmspec.build.network.shards import Layout, Mapping, check_shards, layout_of
@@ -25,7 +26,7 @@ from glmspec.convert.fused import partners
 from glmspec.convert.plan import Part, Task, Weight, chunks
 from glmspec.convert.recipe import Recipe
 from glmspec.convert.source import Source
-from glmspec.convert.storage import EXPERT_MATRICES, Shape, Stored, field_of, find, stored, stored_integers
+from glmspec.convert.storage import EXPERT_MATRICES, NO_WEIGHTS, Shape, Stored, field_of, find, stored, stored_integers
 
 _LISTED = 8  # names shown in an error before "and N more"
 
@@ -41,23 +42,31 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversion before it starts. left_out: reason -> tensor names that are not converted."""
+    """A conversion before it starts. left_out: reason -> tensor names that are not converted. mtp: the weights of a
+    verifier's MTP module are among them."""
 
     weights: tuple[Weight, ...]
     left_out: dict[str, list[str]]
     notes: tuple[str, ...] = ()
+    mtp: bool = False
 
 
-def plan_verifier(source: Source, config: VerifierConfig, specs: Iterable[TensorSpec], options: Options) -> Plan:
+def plan_verifier(source: Source, config: VerifierConfig, options: Options) -> Plan:
     """Plan a verifier. Raises `CheckpointError` naming missing, surplus and misshapen tensors."""
+    first, modules = config.num_hidden_layers, _mtp_modules(source, config)
+    mtp = first in modules
     taker = _Taker(source, options, config)
-    weights = [taker.verifier_weight(spec) for spec in specs]
-    taker.complain()
-    last = config.num_hidden_layers
-    modules = {*range(last, last + config.num_nextn_predict_layers), *_mtp_modules(source, last)}
+    weights = [taker.verifier_weight(spec) for spec in checkpoint_specs(config, mtp)]
+    taker.complain(f"model.layers.{first}." if mtp else None)
+    copies = tuple(f"model.layers.{first}.{name}." for name in ("embed_tokens", "shared_head.head"))
     shared = [layer for layer, kind in enumerate(config.indexer_types) if kind == "shared"]
     reasons = {
-        "multi-token-prediction module (not used yet)": lambda name: _layer(name) in modules,
+        "multi-token-prediction module beyond the first, the only one that is used": lambda name: (
+            _layer(name) in modules - {first}
+        ),
+        "embedding or head of the multi-token-prediction module, which shares the verifier's": lambda name: (
+            mtp and name.startswith(copies)
+        ),
         "indexer of a layer that shares another's top-k": lambda name: ".indexer." in name and _layer(name) in shared,
         "K/V scale of a cache format that is not used": lambda name: name.endswith(
             ("k_proj.k_scale", "v_proj.v_scale")
@@ -66,10 +75,16 @@ def plan_verifier(source: Source, config: VerifierConfig, specs: Iterable[Tensor
     }
     left_out = _closed(source, weights, reasons)
     check_shards([(one.name, one.layout, one.format) for one in weights], options.mapping)
-    return Plan(tuple(weights), left_out, tuple(activation_notes(weights, taker.guessed, options)))
+    notes = activation_notes(weights, taker.guessed, options)
+    if config.num_nextn_predict_layers and not mtp:
+        notes.append(
+            f"no multi-token-prediction module: num_nextn_predict_layers is {config.num_nextn_predict_layers}, and the "
+            f"checkpoint holds no model.layers.{first}.*"
+        )
+    return Plan(tuple(weights), left_out, tuple(notes), mtp)
 
 
-def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSpec], options: Options) -> Plan:
+def plan_drafter(source: Source, config: DrafterConfig, options: Options) -> Plan:
     """Plan a drafter. Weights it shares with the verifier may be absent."""
     absent = {name for name in SHARED_WEIGHTS if _spelled(source, name) not in source}
     if config.reduced_vocabulary and "lm_head.weight" in absent:
@@ -79,6 +94,7 @@ def plan_drafter(source: Source, config: DrafterConfig, specs: Iterable[TensorSp
             "a reduced draft vocabulary needs a head of its own."
         )
     taker = _Taker(source, options, None)
+    specs = checkpoint_specs(config, mtp=False)
     weights = [taker.single(spec, _spelled(source, spec.name)) for spec in specs if spec.name not in absent]
     taker.complain()
     left_out = _closed(
@@ -111,10 +127,13 @@ class _Taker:
         self._faults: list[str] = []
         self.guessed: list[str] = []  # modules whose activation scale had to be made up
 
-    def complain(self) -> None:
-        """Raise what was collected."""
-        if self._faults:
-            raise CheckpointError(_listing(list(dict.fromkeys(self._faults)), "\n"))
+    def complain(self, mtp: str | None = None) -> None:
+        """Raise what was collected. mtp: what the names of the MTP module's tensors begin with."""
+        faults, advice = list(dict.fromkeys(self._faults)), ""
+        if mtp and any(f" {mtp}" in fault for fault in faults):
+            advice = f"\n{mtp}* is a multi-token-prediction module: give it whole, or drop all of its tensors."
+        if faults:
+            raise CheckpointError(_listing(faults, "\n") + advice)
 
     def verifier_weight(self, spec: TensorSpec) -> Weight:
         """Look the weight up in the table."""
@@ -269,10 +288,17 @@ def _check_vocabulary_map(source: Source, config: DrafterConfig) -> None:
         raise CheckpointError(f"{source.folder}: tensor d2t: reaches a target id twice, expected distinct ones.")
 
 
-def _mtp_modules(source: Source, last: int) -> set[int]:
-    """Layers beyond the last that are MTP modules by their tensors: no decoder layer has an `eh_proj`."""
+def _mtp_modules(source: Source, config: VerifierConfig) -> set[int]:
+    """Layers beyond the last that hold an MTP module, or pieces of one: the config counts them, or they have an
+    `eh_proj`, as no decoder layer has."""
+    first = config.num_hidden_layers
+    counted = range(first, first + config.num_nextn_predict_layers)
     return {
-        layer for name in source.tensors if name.endswith(".eh_proj.weight") and (layer := _layer(name) or 0) >= last
+        layer
+        for name in source.tensors
+        if (layer := _layer(name) or 0) >= first
+        and (layer in counted or ".eh_proj." in name)
+        and not name.endswith(NO_WEIGHTS)
     }
 
 

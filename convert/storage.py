@@ -33,7 +33,7 @@ _SCALES = (
 # Experts as one tensor: its name, and the matrices of an expert that it stacks, in order.
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
 EXPERT_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-_NO_WEIGHTS = ("k_scale", "v_scale", "inv_freq")
+NO_WEIGHTS = ("k_scale", "v_scale", "inv_freq")
 Shape = tuple[int, ...]
 
 
@@ -133,7 +133,7 @@ def weights_of(source: Source) -> dict[str, Stored]:
     """Every weight of a verifier's checkpoint by its Hugging Face name; fused experts one by one."""
     found: dict[str, Stored] = {}
     for name in sorted(source.tensors, key=_natural):
-        if field_of(source, name) or name.endswith(_NO_WEIGHTS):
+        if field_of(source, name) or name.endswith(NO_WEIGHTS):
             continue
         if fused := FUSED_EXPERTS.fullmatch(name):
             whole, kinds = stored(source, name), EXPERT_MATRICES[fused[2]]

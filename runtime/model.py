@@ -12,7 +12,9 @@ from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import EngineError
 from glmspec.build.layers.basic import EXPERT_START, VOCABULARY_START
+from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
+from glmspec.build.models.verifier import Verifier
 from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, Contract, TensorSpec
 from glmspec.build.network.form import FP4, Form
 from glmspec.build.network.reader import read
@@ -22,7 +24,8 @@ from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor
 
 
 class Model:
-    """One network on the reference executor, all of its ranks. weights: by rank; plain ones in any float dtype."""
+    """One network on the reference executor, all of its ranks. weights: by rank; plain ones in any float dtype.
+    tree: the network to author when it is not the config's own with these taps, such as `Mtp(config)`."""
 
     def __init__(
         self,
@@ -32,10 +35,11 @@ class Model:
         weights: Sequence[dict[str, torch.Tensor]],
         *,
         taps: tuple[int, ...] = (),
+        tree: Verifier | Mtp | None = None,
         network_sha256: str | None = None,
         **executor_options: Any,
     ) -> None:
-        net = model_of(config, taps).author(limits, form, backend())
+        net = (tree or model_of(config, taps)).author(limits, form, backend())
         graph = read(net.definition, net.backend)
         self.network_sha256 = graph.content_hash()
         if network_sha256 not in (None, self.network_sha256):

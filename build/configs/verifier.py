@@ -6,7 +6,7 @@ names follow the published `GlmMoeDsaConfig`; see each field for its unit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glmspec.build.configs.fields import Fields
 
@@ -61,6 +61,15 @@ class VerifierConfig:
     def softmax_scale(self) -> float:
         """Attention scale, on the un-absorbed head size."""
         return self.qk_head_dim**-0.5
+
+    def deeper(self, layers: int) -> VerifierConfig:
+        """With as many layers more, of an MTP module's kind: experts and an indexer of their own."""
+        return replace(
+            self,
+            num_hidden_layers=self.num_hidden_layers + layers,
+            mlp_layer_types=(*self.mlp_layer_types, *["sparse"] * layers),
+            indexer_types=(*self.indexer_types, *["full"] * layers),
+        )
 
     @classmethod
     def from_hf(cls, values: dict, source: str) -> VerifierConfig:

@@ -1,6 +1,6 @@
 """Embedding, linear, norm and MLP.
 
-Legend: N tokens, D input columns, F output columns.
+Legend: N tokens, D input columns, F output columns, R rows whose logits are asked for, T ranks, V vocabulary.
 """
 
 from __future__ import annotations
@@ -52,6 +52,17 @@ class Linear(Module):
         """[N, D] -> [N, F]."""
         weight = dequantized(self.weight)
         return ops.matmul(rounded(ops.cast(x_ND, weight.dtype), self.weight), weight, transpose_b=True)
+
+
+def whole_vocabulary(part_RF: Tensor, vocab: int) -> Tensor:
+    """Logits [R, F] of each rank's rows of the head -> [R, V]: all of them side by side, without what pads the
+    vocabulary."""
+    ranks, columns = part_RF.net.form.mapping.tp, part_RF.shape[1]
+    if ranks == 1:
+        return part_RF
+    parts_TRF = ops.reshape(ops.all_gather(part_RF), (ranks, -1, columns))
+    logits_RV = ops.reshape(ops.transpose(parts_TRF, (1, 0, 2)), (-1, ranks * columns))
+    return ops.narrow(logits_RV, 1, 0, vocab)
 
 
 class RMSNorm(Module):

@@ -7,7 +7,9 @@ from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.models.dflash import DFlash
 from glmspec.build.models.dflash2 import DFlash2
 from glmspec.build.models.dspark import DSpark
+from glmspec.build.models.mtp import MtpLayer
 from glmspec.build.models.verifier import Verifier
+from glmspec.build.network.contract import TensorSpec
 
 _DRAFTERS: dict[str, type[DFlash]] = {"dflash": DFlash, "dflash2": DFlash2, "dspark": DSpark}
 
@@ -19,3 +21,10 @@ def model_of(config: VerifierConfig | DrafterConfig, taps: tuple[int, ...] = ())
     drafter = _DRAFTERS[config.kind](config)
     drafter.named()
     return drafter
+
+
+def checkpoint_specs(config: VerifierConfig | DrafterConfig, mtp: bool) -> list[TensorSpec]:
+    """The weights of a checkpoint, whole and plain: those of the config's own network and, with mtp, of the MTP module
+    beyond a verifier's last layer."""
+    modules = [MtpLayer(config, config.num_hidden_layers)] if mtp else []
+    return [spec for tree in (model_of(config), *modules) for spec in tree.weight_specs("bfloat16")]

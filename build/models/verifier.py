@@ -14,6 +14,7 @@ from glmspec.build.layers.basic import (
     Linear,
     RMSNorm,
     VocabularyEmbedding,
+    whole_vocabulary,
 )
 from glmspec.build.layers.mla import Attended, LatentAttention, Step
 from glmspec.build.layers.moe import MixtureOfExperts
@@ -58,34 +59,23 @@ class DecoderStack(Module):
 class Verifier(Module):
     """The verifier as a network: owns the engine's inputs and outputs.
 
-    taps: k asks for the residual stream after k layers (0 is the embedding), as `tap.k`.
+    taps: k asks for the residual stream after k layers (0 is the embedding), as `tap.k`. hidden: asks for what the head
+    reads, the normed end of the stream, of every row; the MTP module goes on from it.
     """
 
-    def __init__(self, config: VerifierConfig, taps: tuple[int, ...] = ()) -> None:
+    def __init__(self, config: VerifierConfig, taps: tuple[int, ...] = (), *, hidden: bool = False) -> None:
         self.config = config
         self.taps = taps
+        self.hidden = hidden
         self.model = DecoderStack(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.named()
 
     def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
         """Step inputs, tables and caches; the weights come from `weight_inputs`."""
-        config, compute = self.config, form.compute
-        specs = [
-            TensorSpec("token_ids", "int32", ("N",)),
-            TensorSpec("positions", "int32", ("N",)),
-            TensorSpec("segment_rows", "int32", ("G", "S")),  # rows of the step, a segment a line
-            TensorSpec("row_slot", "int32", ("N", 2)),  # the inverse: (segment, place in it) of a row
-            TensorSpec("page_table", "int32", ("G", "M")),
-            *WritePlan.specs("N"),
-            TensorSpec("logit_rows", "int32", ("R",)),
-            rope_table_spec(limits.table_positions, config.qk_rope_head_dim, compute),
-            *rank_specs(form),
-        ]
-        for index in range(config.num_hidden_layers):
-            specs.append(cache_spec(latent_cache(index), 1, limits.page_size, config.latent_dim, compute))
-            if config.indexer_types[index] == "full":
-                specs.append(cache_spec(index_cache(index), 1, limits.page_size, config.index_head_dim, compute))
+        specs = step_specs(self.config, limits, form)
+        for index in range(self.config.num_hidden_layers):
+            specs += cache_specs(self.config, index, limits, form)
         return specs
 
     def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
@@ -94,24 +84,12 @@ class Verifier(Module):
         net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
         for weight in self.weights():
             weight.bind(net)
-        inputs = net.inputs
-        step = Step(
-            net=net,
-            positions_N=inputs["positions"],
-            segment_rows_GS=inputs.get("segment_rows"),
-            row_slot_N2=inputs.get("row_slot"),
-            page_table_GM=inputs.get("page_table"),
-            rotary=Rotary.at(inputs["positions"]),
-            plan=WritePlan.of(net),
-            index_topk=limits.index_topk(self.config.index_topk),
-            index_heads=limits.index_heads(self.config.index_n_heads, form.profile),
-        )
         with net.scope(self.path):
-            self.forward(inputs.get("token_ids"), inputs.get("logit_rows"), step)
+            self.forward(net.inputs.get("token_ids"), net.inputs.get("logit_rows"), step_of(net, self.config, limits))
         return net.finish()
 
     def forward(self, token_ids_N: Tensor, logit_rows_R: Tensor, step: Step) -> None:
-        """Marks `logits`, `greedy_ids` and the taps as outputs."""
+        """Marks `logits`, `greedy_ids`, the taps and `hidden` as outputs."""
         x_ND, attended = self.model.embed_tokens(token_ids_N), None
         self.tap(0, x_ND)
         for index, layer in enumerate(self.model.layers, 1):
@@ -126,21 +104,61 @@ class Verifier(Module):
             net.output(x_ND, TensorSpec(tap_name(layers), net.compute, ("N", self.config.hidden_size)))
 
     def head(self, x_ND: Tensor, logit_rows_R: Tensor) -> None:
-        """Mark `logits` and `greedy_ids` as outputs."""
-        net = x_ND.net
-        logits_RV = self._logits(self.model.norm(ops.gather(x_ND, logit_rows_R)))
-        net.output(logits_RV, TensorSpec("logits", net.compute, ("R", self.config.vocab_size)))
+        """Mark `logits`, `greedy_ids` and, if it is asked for, `hidden` as outputs."""
+        net, config = x_ND.net, self.config
+        if self.hidden:
+            hidden_ND = self.model.norm(x_ND)
+            net.output(hidden_ND, hidden_spec(config, net.compute))
+            hidden_RD = ops.gather(hidden_ND, logit_rows_R)
+        else:  # only the rows that are asked for
+            hidden_RD = self.model.norm(ops.gather(x_ND, logit_rows_R))
+        logits_RV = whole_vocabulary(self.lm_head(hidden_RD), config.vocab_size)
+        net.output(logits_RV, TensorSpec("logits", net.compute, ("R", config.vocab_size)))
         net.output(argmax.native(logits_RV), TensorSpec("greedy_ids", "int32", ("R",)))
 
-    def _logits(self, hidden_RD: Tensor) -> Tensor:
-        """[R, V]: every rank's columns side by side, without what pads the vocabulary."""
-        part_RF = self.lm_head(hidden_RD)
-        ranks, columns = part_RF.net.form.mapping.tp, part_RF.shape[1]
-        if ranks == 1:
-            return part_RF
-        parts_TRF = ops.reshape(ops.all_gather(part_RF), (ranks, -1, columns))
-        logits_RV = ops.reshape(ops.transpose(parts_TRF, (1, 0, 2)), (-1, ranks * columns))
-        return ops.narrow(logits_RV, 1, 0, self.config.vocab_size)
+
+def step_specs(config: VerifierConfig, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    """What a run of decoder layers over packed rows reads: step inputs and tables, without caches."""
+    return [
+        TensorSpec("token_ids", "int32", ("N",)),
+        TensorSpec("positions", "int32", ("N",)),
+        TensorSpec("segment_rows", "int32", ("G", "S")),  # rows of the step, a segment a line
+        TensorSpec("row_slot", "int32", ("N", 2)),  # the inverse: (segment, place in it) of a row
+        TensorSpec("page_table", "int32", ("G", "M")),
+        *WritePlan.specs("N"),
+        TensorSpec("logit_rows", "int32", ("R",)),
+        rope_table_spec(limits.table_positions, config.qk_rope_head_dim, form.compute),
+        *rank_specs(form),
+    ]
+
+
+def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
+    """The step of a network that declared `step_specs`, or what its layers read of them."""
+    inputs = net.inputs
+    return Step(
+        net=net,
+        positions_N=inputs["positions"],
+        segment_rows_GS=inputs.get("segment_rows"),
+        row_slot_N2=inputs.get("row_slot"),
+        page_table_GM=inputs.get("page_table"),
+        rotary=Rotary.at(inputs["positions"]),
+        plan=WritePlan.of(net),
+        index_topk=limits.index_topk(config.index_topk),
+        index_heads=limits.index_heads(config.index_n_heads, net.form.profile),
+    )
+
+
+def cache_specs(config: VerifierConfig, layer: int, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    """The caches of one decoder layer."""
+    specs = [cache_spec(latent_cache(layer), 1, limits.page_size, config.latent_dim, form.compute)]
+    if config.indexer_types[layer] == "full":
+        specs.append(cache_spec(index_cache(layer), 1, limits.page_size, config.index_head_dim, form.compute))
+    return specs
+
+
+def hidden_spec(config: VerifierConfig, compute: str) -> TensorSpec:
+    """The normed hidden state of every row: an output here, an input of the MTP module."""
+    return TensorSpec("hidden", compute, ("N", config.hidden_size))
 
 
 def rank_specs(form: Form) -> list[TensorSpec]:

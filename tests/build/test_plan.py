@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from support.models import GOLDENS
+from support.models import ASSETS, GOLDENS
 
 from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.errors import NetworkError
+from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
+from glmspec.build.models.verifier import Verifier
 from glmspec.build.network import ops
 from glmspec.build.network.contract import CACHE, WEIGHT, TensorSpec
 from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network
 from glmspec.build.plan import build_plan
 from glmspec.build.trt import backend
-from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.recipe import RECIPES
 
 TRT = backend("tensorrt_rtx")
 LIMITS = EngineLimits(
@@ -44,9 +48,12 @@ def config_of(name: str):
 
 
 def build(config, compute: str) -> tuple[Network, bytes, int]:
-    net = model_of(config, taps=(0, 2, 6) if hasattr(config, "index_topk") else ()).author(
-        LIMITS, Form(compute=compute), TRT
-    )
+    tree = model_of(config, taps=(0, 2, 6) if hasattr(config, "index_topk") else ())
+    return build_tree(tree, config, Form(compute=compute))
+
+
+def build_tree(tree, config, form: Form) -> tuple[Network, bytes, int]:
+    net = tree.author(LIMITS, form, TRT)
     net.builder = Watched(net.builder)
     k = LIMITS.index_topk(config.index_topk) if hasattr(config, "index_topk") else 0
     return net, build_plan(net, LIMITS.profiles(k)[CONTEXT], "SM120").plan, k
@@ -67,6 +74,17 @@ def test_every_network_compiles(name, compute, changes):
     net, plan, k = build(replace(config_of(name), **changes), compute)
     assert len(plan) > 100_000
     _check_bindings(net, plan)
+    _check_profile(net, k)
+
+
+@pytest.mark.parametrize("recipe", ["auto", "nvfp4"])
+@pytest.mark.parametrize("make", [Mtp, partial(Verifier, hidden=True)], ids=["mtp", "verifier with hidden"])
+def test_the_mtp_module_and_what_feeds_it_compile(make, recipe):
+    conversion = plan_conversion(ASSETS / "tiny-verifier", Options(RECIPES[recipe]))
+    net, plan, k = build_tree(make(conversion.config), conversion.config, conversion.form("bfloat16"))
+    contract = net.contract()
+    assert "hidden" in {spec.name for spec in (contract.inputs if make is Mtp else contract.outputs)}
+    assert all(spec.name.encode() in plan for spec in (*contract.inputs, *contract.outputs))
     _check_profile(net, k)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.models import LIMITS, edit_checkpoint, random_verifier, write_checkpoint
+from support.models import LIMITS, edit_checkpoint, mtp_tensors, random_verifier, write_checkpoint
 
 from glmspec.build.errors import CheckpointError, ConfigError
 from glmspec.build.network.form import Form
@@ -86,19 +86,19 @@ DIALECTS = {"fp8": fp8_hub, "modelopt": modelopt, "compressed-tensors": compress
 def in_dialect(folder: Path, home: Path, dialect: str) -> tuple[Path, Path]:
     """The checkpoint in a dialect, sharded, with an MTP module; and the plain float32 one that it means."""
     stored, meant, config = {}, {}, json.loads((folder / "config.json").read_text())
-    for name, weight in tensors_of(folder).items():
+    plain_tensors = tensors_of(folder)
+    for name, weight in (plain_tensors | mtp_tensors(plain_tensors, like=3, layer=6)).items():
         quantize = quantizable(name.removesuffix(".weight")) or "kv_b_proj" in name
         made = DIALECTS[dialect](name, weight) if quantize else None
         tensors, value = made or ({name: weight}, weight.float())
         stored |= tensors
         meant[name] = value
     if dialect == "fused":
-        for layer in range(2, 6):
+        for layer in range(2, 7):
             prefix = f"model.layers.{layer}.mlp.experts"
             per = [[stored.pop(f"{prefix}.{e}.{k}_proj.weight") for k in ("gate", "up", "down")] for e in range(6)]
             stored[f"{prefix}.gate_up_proj"] = torch.stack([torch.cat([gate, up]) for gate, up, _ in per])
             stored[f"{prefix}.down_proj"] = torch.stack([down for _, _, down in per])
-    stored |= {"model.layers.6.eh_proj.weight": torch.ones(64, 128), "model.layers.6.enorm.weight": torch.ones(64)}
     write_checkpoint(home / "plain", meant, config)
     return write_checkpoint(home / dialect, stored, config | {"num_nextn_predict_layers": 1}, shards=3), home / "plain"
 
@@ -120,7 +120,8 @@ def test_every_dialect_means_the_same(folder, tmp_path, dialect):
     for name, values in found.load().items():
         assert torch.equal(values.float(), weights[name].float()), name
     assert torch.equal(logits(found), logits(expected))
-    assert [reason.split(" module")[0] for reason in found.record["left_out"]] == ["multi-token-prediction"]
+    assert weights.keys() == found.load().keys() and "model.layers.6.mlp.experts.down_proj" in weights
+    assert found.record["mtp"] and found.record["left_out"] == {}
     algo = {"fp8": "FP8_BLOCK_SCALES", "fused": None}.get(dialect, "NVFP4")
     assert found.record["quantization"]["quant_algo"] == algo
 
@@ -408,13 +409,15 @@ def test_a_rule_that_matches_nothing_is_refused(folder, tmp_path):
 
 
 def test_a_rule_for_the_mtp_module_alone(folder, tmp_path):
-    """The module is left out of our layout, and not of Hugging Face's."""
-    name = "model.layers.6.mlp.experts.0.gate_proj.weight"
-    add = {name: tensors_of(folder)[f"{EXPERT}.0.gate_proj.weight"]}
+    add = mtp_tensors(tensors_of(folder), like=3, layer=6)
     source = edit_checkpoint(folder, tmp_path / "hf", config={"num_nextn_predict_layers": 1}, add=add)
     options = Options(recipe(tmp_path, '- {modules: "model.layers.6.*", format: nvfp4}'))
     write_hf(plan_conversion(source, options), tmp_path / "out", Run())
+    name = "model.layers.6.mlp.experts.0.gate_proj.weight"
     assert load_file(tmp_path / "out" / "model.safetensors")[name].dtype == torch.uint8
+    formats = plan_conversion(source, options).write(tmp_path / "ck").record["quantization"]["formats"]
+    assert formats["model.layers.6.mlp.experts.gate_up_proj"] == "nvfp4"
+    assert formats["model.layers.6.eh_proj.weight"] == formats["model.layers.3.mlp.experts.gate_up_proj"] == "bfloat16"
 
 
 def test_experts_of_a_layer_have_one_format(folder, tmp_path):

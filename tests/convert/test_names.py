@@ -15,7 +15,6 @@ from glmspec.convert.conversion import Conversion, plan_conversion
 
 CHECKPOINTS = GOLDENS / "checkpoints"
 VERIFIER, DSPARK, REDUCED = (CHECKPOINTS / name for name in ("verifier", "dspark", "dspark_redvocab"))
-MTP = "multi-token-prediction"
 FP8 = torch.float8_e4m3fn
 
 
@@ -26,11 +25,6 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 def made(conversion: Conversion) -> dict[str, torch.Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         return conversion.write(Path(folder) / "checkpoint").load()
-
-
-def left_out(conversion: Conversion) -> dict[str, list[str]]:
-    """First words of each reason -> names."""
-    return {reason.split(" module")[0]: names for reason, names in conversion.plan.left_out.items()}
 
 
 def refused(folder: Path, *expected: str) -> str:
@@ -213,38 +207,20 @@ def fp8_linear(name: str, rows: int, columns: int) -> dict[str, torch.Tensor]:
     }
 
 
-def test_only_layers_after_the_last_are_mtp(tmp_path):
-    """Case A3: six layers and one MTP module with FP8 scales, without embedding and head of its own. Scales of
-    the six layers are used, and the report of what is not is exact."""
-    module = {
-        "model.layers.6.enorm.weight": torch.ones(64),
-        "model.layers.6.eh_proj.weight": torch.ones(64, 128),
-        **fp8_linear("model.layers.6.self_attn.q_a_proj.weight", 32, 64),
-        **fp8_linear("model.layers.6.mlp.experts.0.gate_proj.weight", 32, 64),
-        "model.layers.6.self_attn.indexer.wk.weight": torch.ones(32, 64),
-        "model.layers.6.self_attn.k_proj.k_scale": torch.ones(1),
-        "model.layers.6.shared_head.norm.weight": torch.ones(64),
-    }
+def test_scales_are_used(tmp_path):
     used = fp8_linear("model.layers.5.self_attn.q_a_proj.weight", 32, 64)
-    config = {"num_nextn_predict_layers": 1}
-    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", config=config, add={**module, **used}))
-    assert left_out(conversion) == {MTP: sorted(module)}
+    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", add=used))
     consumed = {name for weight in conversion.plan.weights for name in weight.names}
     assert consumed == tensors_of(VERIFIER).keys() | used.keys()
     assert torch.equal(made(conversion)["model.layers.5.self_attn.q_a_proj.weight"], torch.full((32, 64), 0.5))
 
 
-@pytest.mark.parametrize("config", [{"num_hidden_layers": 5}, {"num_hidden_layers": 4, "num_nextn_predict_layers": 1}])
-def test_decoder_layers_cut_off_by_the_config_are_not_mtp(tmp_path, config):
-    lists = {"mlp_layer_types": None, "indexer_types": None}
-    refused(edit_checkpoint(VERIFIER, tmp_path / "v", config=lists | config), "model.layers.5.", "surplus")
-
-
-def test_an_mtp_module_is_known_by_its_tensors(tmp_path):
-    """A config that does not count it: no decoder layer has an `eh_proj`."""
-    module = {"model.layers.6.eh_proj.weight": torch.ones(64, 128), "model.layers.6.enorm.weight": torch.ones(64)}
-    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", add=module))
-    assert left_out(conversion) == {MTP: sorted(module)}
+def test_decoder_layers_cut_off_by_the_config_are_not_mtp(tmp_path):
+    """Case A3."""
+    five = {"mlp_layer_types": None, "indexer_types": None, "num_hidden_layers": 5}
+    refused(edit_checkpoint(VERIFIER, tmp_path / "v", config=five), "model.layers.5.", "surplus")
+    counted = five | {"num_nextn_predict_layers": 1}
+    refused(edit_checkpoint(VERIFIER, tmp_path / "w", config=counted), "tensor model.layers.5.eh_proj.weight: missing")
 
 
 def test_indexers_of_sharing_layers_are_reported(tmp_path):
@@ -258,7 +234,7 @@ def test_indexers_of_sharing_layers_are_reported(tmp_path):
     }
     assert len(extra) == 10
     conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", add=extra))
-    assert left_out(conversion) == {"indexer of a layer that shares another's top-k": sorted(extra)}
+    assert conversion.plan.left_out == {"indexer of a layer that shares another's top-k": sorted(extra)}
 
 
 def test_without_a_config_key_every_layer_needs_its_indexer(tmp_path):

@@ -137,6 +137,18 @@ def edit_checkpoint(source: Path, out: Path, *, config: dict | None = None, drop
     return out
 
 
+def mtp_tensors(tensors: dict[str, torch.Tensor], like: int, layer: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """An MTP module as layer `layer`: the decoder layer `like` (with experts and an indexer), its columns moved on by
+    one, and random weights of the module's own."""
+    generator, prefix = torch.Generator().manual_seed(seed), f"model.layers.{layer}"
+    of_layer = {name: tensor for name, tensor in tensors.items() if name.startswith(f"model.layers.{like}.")}
+    made = {name.replace(f"layers.{like}.", f"layers.{layer}."): t.roll(1, -1) for name, t in of_layer.items()}
+    width, dtype = len(tensors["model.norm.weight"]), tensors["model.norm.weight"].dtype
+    own = {name: 1 + 0.2 * torch.randn(width, generator=generator) for name in ("enorm", "hnorm", "shared_head.norm")}
+    own["eh_proj"] = width**-0.5 * torch.randn(width, 2 * width, generator=generator)
+    return made | {f"{prefix}.{name}.weight": tensor.to(dtype) for name, tensor in own.items()}
+
+
 def write_checkpoint(
     folder: Path, tensors: dict[str, torch.Tensor], config: dict | None = None, shards: int = 0
 ) -> Path:

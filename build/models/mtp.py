@@ -1,0 +1,90 @@
+"""The MTP module (multi-token prediction): the verifier's own drafter, one decoder layer beyond its last.
+
+    x_i = eh_proj([enorm(embed(t_{i+1})) ; hnorm(h_i)]) -> decoder layer -> shared_head.norm -> head: drafts t_{i+2}
+
+h_i is the verifier's hidden state after its final norm, or, for the next draft of a chain, this module's own after
+`shared_head.norm`. Row i stands at position i in caches of its own. Embedding and head are the verifier's.
+
+Legend: N tokens of the step, R rows whose logits are asked for, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.layers.basic import Linear, RMSNorm, VocabularyEmbedding, whole_vocabulary
+from glmspec.build.layers.mla import Step
+from glmspec.build.models.verifier import DecoderLayer, cache_specs, hidden_spec, step_of, step_specs
+from glmspec.build.network import ops
+from glmspec.build.network.contract import TensorSpec
+from glmspec.build.network.form import Form
+from glmspec.build.network.graph import Network, Tensor
+from glmspec.build.network.module import Module
+from glmspec.build.trt import Backend
+from glmspec.plugins import argmax
+
+
+class SharedHead(Module):
+    """What is the module's own of its head: the norm before it."""
+
+    def __init__(self, config: VerifierConfig) -> None:
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class MtpLayer(DecoderLayer):
+    """A decoder layer over the next token's embedding and the hidden state before it."""
+
+    def __init__(self, config: VerifierConfig, index: int) -> None:
+        super().__init__(config.deeper(1 + index - config.num_hidden_layers), index)
+        self.enorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hnorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.eh_proj = Linear(2 * config.hidden_size, config.hidden_size)
+        self.shared_head = SharedHead(config)
+        self.named(f"model.layers.{index}")
+
+    def forward(self, embedded_ND: Tensor, hidden_ND: Tensor, step: Step) -> Tensor:
+        """The normed hidden state, [N, D]."""
+        x_ND = self.eh_proj(ops.concat([self.enorm(embedded_ND), self.hnorm(hidden_ND)], 1))
+        x_ND, _ = super().forward(x_ND, step, None)
+        return self.shared_head.norm(x_ND)
+
+
+class Mtp(Module):
+    """The module as a network: owns the engine's inputs and outputs. Its weights have the checkpoint's names."""
+
+    def __init__(self, config: VerifierConfig) -> None:
+        self.config = config
+        self.index = config.num_hidden_layers
+        self.embed_tokens = VocabularyEmbedding(config.vocab_size, config.hidden_size)
+        self.layer = MtpLayer(config, self.index)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.embed_tokens.named("model.embed_tokens")
+        self.lm_head.named("lm_head")
+
+    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+        """Step inputs, tables and caches; the weights come from `weight_inputs`."""
+        return [
+            *step_specs(self.config, limits, form),
+            hidden_spec(self.config, form.compute),
+            *cache_specs(self.config.deeper(1), self.index, limits, form),
+        ]
+
+    def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
+        """The whole network, the same for every rank."""
+        net = Network("mtp", form, backend)
+        net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
+        for weight in self.weights():
+            weight.bind(net)
+        step = step_of(net, self.config, limits)
+        self(net.inputs["token_ids"], net.inputs["hidden"], net.inputs["logit_rows"], step)
+        return net.finish()
+
+    def forward(self, token_ids_N: Tensor, hidden_ND: Tensor, logit_rows_R: Tensor, step: Step) -> None:
+        """Marks `logits`, `draft_ids` and `draft_hidden` as outputs."""
+        net, config = token_ids_N.net, self.config
+        hidden_ND = self.layer(self.embed_tokens(token_ids_N), hidden_ND, step)
+        logits_RV = whole_vocabulary(self.lm_head(ops.gather(hidden_ND, logit_rows_R)), config.vocab_size)
+        net.output(logits_RV, TensorSpec("logits", net.compute, ("R", config.vocab_size)))
+        net.output(argmax.native(logits_RV), TensorSpec("draft_ids", "int32", ("R",)))
+        # Not `hidden`, which is an input: tensors are bound by name.
+        net.output(hidden_ND, TensorSpec("draft_hidden", net.compute, ("N", config.hidden_size)))
