@@ -28,7 +28,7 @@ from glmspec.build.network.contract import Contract
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend
 from glmspec.build.validate.report import Report
-from glmspec.convert.checkpoint import read_checkpoint
+from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
 
 PLUGINS = "plugins"
@@ -39,7 +39,10 @@ def prepare(
 ) -> None:
     """Write a bundle. proxy: the TensorRT that authors the networks here, to know their contracts."""
     with new_folder(out, BUNDLE, inputs) as folder:
-        members = [_prepared(deployment, member, folder, out, proxy, progress) for member in deployment.members]
+        weights = written_weights(deployment, folder, progress)
+        members = [
+            _prepared(deployment, member, weights[member.name], out, proxy, progress) for member in deployment.members
+        ]
         if report is not None:
             write_json(folder / REPORT, report.to_json())
         tokenizer = copy_tokenizer(deployment.verifier, folder)
@@ -95,10 +98,15 @@ def finished_name(bundle: Path) -> Path:
 
 
 def _prepared(
-    deployment: Deployment, member: Member, folder: Path, out: Path, proxy: Backend, progress: Progress
+    deployment: Deployment,
+    member: Member,
+    weights: tuple[Checkpoint, str | None],
+    out: Path,
+    proxy: Backend,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """A member as the record keeps it; converts its weights if need be."""
-    checkpoint, inside = written_weights(member, folder, progress)
+    """A member as the record keeps it."""
+    checkpoint, inside = weights
     where = inside or os.path.relpath(checkpoint.folder.resolve(), out.resolve())
     profile = deployment.profiles()[0]
     with progress.stage(f"Authoring the {member.name} network ({profile})"):
@@ -108,6 +116,7 @@ def _prepared(
         "source": member.folder.resolve().name,
         "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
         "taps": list(member.taps),
+        "hidden": member.hidden,
         "contract": contract.to_json(),
     }
 
@@ -141,18 +150,20 @@ def _opened(bundle: Path) -> dict[str, Any]:
 
 
 def _deployment(bundle: Path, record: dict[str, Any], target: Target) -> Deployment:
+    opened: dict[Path, Checkpoint] = {}  # the verifier and its MTP module share one
     members = []
     for one in record["members"]:
         home = (bundle / one["weights"]["folder"]).resolve()
         if not (home / "config.json").exists():
             raise EngineError(f"{bundle}: the weights of {one['name']} are expected in {home}, and are not there.")
-        checkpoint = read_checkpoint(home)
+        checkpoint = opened.setdefault(home, read_checkpoint(home))
         found, expected = checkpoint.weights_sha256, one["weights"]["sha256"]
         if found != expected:
             raise EngineError(
                 f"{home}: not the weights the bundle was made for (found {found[:12]}, expected {expected[:12]})."
             )
-        members.append(Member(one["name"], home, checkpoint, tuple(one["taps"]), source=one["source"]))
+        taps, hidden = tuple(one["taps"]), one["hidden"]
+        members.append(Member(one["name"], home, checkpoint, taps, hidden, source=one["source"]))
     limits = EngineLimits(**record["limits"])
     return Deployment(target, tuple(members), limits, record["compute"])
 

@@ -131,6 +131,7 @@ def _sizes(command: Any) -> Any:
         click.option("--ep", type=click.IntRange(1), help="Groups of them with whole experts. Default: as converted."),
         click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
                      help="Recipe for the verifier's matrices; auto keeps what the checkpoint has."),
+        click.option("--mtp", is_flag=True, help="Also the verifier's multi-token-prediction module."),
         click.option("--dtype", type=_DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs."),
         click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True,
                      help="auto: the compute dtype, all that TensorRT's cache update takes."),

@@ -17,7 +17,8 @@ from glmspec.build.configs.target import Target
 from glmspec.build.configs.tensorrt import KV_CACHE_DTYPES
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import ConfigError
-from glmspec.build.models.dflash import DFlash
+from glmspec.build.models.dflash import SHARED_WEIGHTS, DFlash
+from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
 from glmspec.build.models.verifier import Verifier
 from glmspec.build.network.form import Form, Held
@@ -30,7 +31,7 @@ from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Options as Conversions
 from glmspec.convert.recipe import RECIPES
 
-VERIFIER = "verifier"
+VERIFIER, MTP = "verifier", "mtp"
 Config = VerifierConfig | DrafterConfig
 
 
@@ -47,6 +48,7 @@ class Options:
     tp: int | None = None
     ep: int | None = None
     quant: str = "auto"
+    mtp: bool = False  # the verifier's MTP module too
 
 
 class Origin(Protocol):
@@ -54,6 +56,7 @@ class Origin(Protocol):
 
     config: Config
     mapping: Mapping
+    mtp: bool  # the verifier's module is among the weights
     shared: dict[str, str]  # a drafter's weight -> the verifier's weight that stands in for it
 
     def held(self, rank: int) -> dict[str, Held]:
@@ -68,6 +71,13 @@ class Implied:
     """A drafter of which only the config is there."""
 
     config: DrafterConfig
+    mapping: Mapping = field(default_factory=Mapping)
+    shared: dict[str, str] = field(default_factory=lambda: dict(SHARED_WEIGHTS))
+    mtp: bool = False
+
+    def held(self, rank: int) -> dict[str, Held]:
+        """Nothing is known of its tensors."""
+        return {}
 
     def form(self, compute: str) -> Form:
         """Drafters are plain."""
@@ -76,13 +86,15 @@ class Implied:
 
 @dataclass(frozen=True)
 class Member:
-    """One model of a deployment. taps: a verifier's outputs for the drafters."""
+    """One model of a deployment. taps, hidden: a verifier's outputs for the drafters, for its MTP module. source: what
+    the folder was called, where it is no longer the one given."""
 
     name: str
     folder: Path
     origin: Origin
     taps: tuple[int, ...] = field(default=())
-    source: str = ""  # what its folder was called, where it is no longer the one given
+    hidden: bool = False
+    source: str = ""
 
     @property
     def config(self) -> Config:
@@ -90,9 +102,11 @@ class Member:
         return self.origin.config
 
     @property
-    def model(self) -> Verifier | DFlash:
+    def model(self) -> Verifier | Mtp | DFlash:
         """Its network, before a form is chosen."""
-        return model_of(self.config, self.taps)
+        if self.name == MTP:
+            return Mtp(self.config)
+        return Verifier(self.config, self.taps, hidden=True) if self.hidden else model_of(self.config, self.taps)
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -122,8 +136,8 @@ class Deployment:
 
     @property
     def drafters(self) -> tuple[Member, ...]:
-        """All others."""
-        return self.members[1:]
+        """Those with checkpoints of their own."""
+        return tuple(member for member in self.members if isinstance(member.config, DrafterConfig))
 
     @property
     def mapping(self) -> Mapping:
@@ -159,7 +173,19 @@ def open_deployment(
     compute = options.compute or target.compute
     _check_cache_dtype(options.kv_cache_dtype)
     limits = engine_limits(first.config, [one.config for one in others], target, options)
-    return Deployment(target, (replace(first, taps=taps), *others), limits, compute)
+    modules = [_mtp(first)] if options.mtp else []
+    verifier_member = replace(first, taps=taps, hidden=options.mtp)
+    return Deployment(target, (verifier_member, *modules, *others), limits, compute)
+
+
+def _mtp(verifier: Member) -> Member:
+    """The verifier's MTP module as a model of its own, whose weights lie in the verifier's checkpoint."""
+    if not verifier.origin.mtp:
+        raise ConfigError(
+            f"{verifier.folder}: --mtp: found no multi-token-prediction module in this checkpoint, expected one "
+            "(model.layers.N.eh_proj.weight beyond the last layer). Leave --mtp out, or get a checkpoint that has it."
+        )
+    return Member(MTP, verifier.folder, verifier.origin)
 
 
 def _open_verifier(folder: Path, options: Options, config_only: bool) -> Member:

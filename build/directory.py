@@ -83,6 +83,12 @@ class EngineDirectory:
         return self.record["drafters"]
 
     @property
+    def names(self) -> list[str]:
+        """Every model's folder."""
+        mtp = [self.record["mtp"]] if self.record["mtp"] else []
+        return [self.verifier, *mtp, *(drafter["name"] for drafter in self.drafters)]
+
+    @property
     def limits(self) -> EngineLimits:
         """The limits every model was built for."""
         return EngineLimits(**self.record["limits"])

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from glmspec.build.configs.target import PROXY_PACKAGE, Target
-from glmspec.build.deployment import VERIFIER, Deployment, Member, Options, open_deployment
+from glmspec.build.deployment import MTP, VERIFIER, Deployment, Member, Options, open_deployment
 from glmspec.build.errors import MissingCapability
 from glmspec.build.layer_list import layer_lines
 from glmspec.build.machine import compiler_for
@@ -168,8 +168,9 @@ def write_engines(
     progress: Progress,
 ) -> None:
     """Fill an engine directory that will be at `out`."""
+    weights = written_weights(deployment, folder, progress)
     for member in deployment.members:
-        _write_member(deployment, member, compiled[member.name], folder, out, progress)
+        _write_member(deployment, member, weights[member.name], compiled[member.name], folder, out)
     tokenizer = copy_tokenizer(deployment.verifier, folder)
     write_json(folder / "config.json", _directory_record(deployment, folder, tensorrt, tokenizer))
 
@@ -177,14 +178,14 @@ def write_engines(
 def _write_member(
     deployment: Deployment,
     member: Member,
+    weights: tuple[Checkpoint, str | None],
     compiled: dict[str, Compiled],
     folder: Path,
     out: Path,
-    progress: Progress,
 ) -> None:
     home = folder / member.name
     home.mkdir()
-    checkpoint, inside = written_weights(member, folder, progress)
+    checkpoint, inside = weights
     where = f"../{inside}" if inside else os.path.relpath(checkpoint.folder.resolve(), (out / member.name).resolve())
     plans = {profile: one.built for profile, one in compiled.items() if one.built is not None}
     for profile, one in compiled.items():
@@ -207,6 +208,7 @@ def _write_member(
             "build_config": {
                 "compute": deployment.compute,
                 "taps": list(member.taps),
+                "hidden": member.hidden,
                 "index_topk": k,
                 "limits": asdict(limits),
                 "profiles": limits.profiles(k),
@@ -224,13 +226,22 @@ def _write_member(
     )
 
 
-def written_weights(member: Member, folder: Path, progress: Progress) -> tuple[Checkpoint, str | None]:
-    """A member's converted checkpoint, written into the folder now if need be; then also its path in there."""
-    if not isinstance(member.origin, Conversion):
-        return member.origin, None
-    with progress.bytes(f"Converting {member.name}", member.origin.size) as advance:
-        checkpoint = member.origin.write(folder / "checkpoints" / member.name, Run(advance=advance))
-    return checkpoint, f"checkpoints/{member.name}"
+def written_weights(
+    deployment: Deployment, folder: Path, progress: Progress
+) -> dict[str, tuple[Checkpoint, str | None]]:
+    """Every member's converted checkpoint; those written into the folder now also with their path in there."""
+    made: dict[int, tuple[Checkpoint, str | None]] = {}
+    for member in deployment.members:
+        origin, name = member.origin, member.name
+        if id(origin) in made:
+            continue
+        if isinstance(origin, Conversion):
+            with progress.bytes(f"Converting {name}", origin.size) as advance:
+                written = origin.write(folder / "checkpoints" / name, Run(advance=advance))
+            made[id(origin)] = (written, f"checkpoints/{name}")
+        else:
+            made[id(origin)] = (origin, None)
+    return {member.name: made[id(member.origin)] for member in deployment.members}
 
 
 def copy_tokenizer(verifier: Member, folder: Path) -> bool:
@@ -261,6 +272,7 @@ def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, t
         "eos_token_ids": list(members[0].end_ids),
         "tokenizer": TOKENIZER if tokenizer else None,
         "verifier": VERIFIER,
+        "mtp": MTP if any(one.name == MTP for one in members) else None,
         "drafters": [
             {"name": one.name, "kind": one.config.kind, "source": one.source or one.folder.resolve().name}
             for one in members[1:]

@@ -35,7 +35,7 @@ def _show_engines(console: Console, folder: Path, directory: EngineDirectory) ->
     console.print(f"[bold]{escape(str(folder))}[/bold]: engines for {record['target']}, compute {record['compute']}")
     tensorrt, maker = record["tensorrt"], record["producer"]
     console.print(f"authored by glmspec {maker['version']} with {tensorrt['package']} {tensorrt['version']}")
-    names = [directory.verifier, *(drafter["name"] for drafter in directory.drafters)]
+    names = directory.names
     configs = {name: directory.model(name) for name in names}
     models = _table("Models", "name", "architecture", "profile", "layers", "plan", "weights")
     hashes = _table("Hashes (SHA-256, first 16 digits)", "name", "profile", "network", "plan", "weights")

@@ -52,7 +52,7 @@ def plan_memory(deployment: Deployment, graphs: Sequence[Graph]) -> MemoryPlan:
     graphs: of every member's static network for the greatest step (see `greatest_steps`). Raises `ConfigError` when not
     even one sequence of full length fits, with all the numbers."""
     limits = deployment.limits
-    weights = sum(_size(spec) for member in deployment.members for spec in _bound(deployment, member))
+    weights = sum(_size(spec) for spec in _bound_once(deployment))
     per_token = sum(_per_token(deployment, member) for member in deployment.members)
     step = max(peak(graph) for graph in graphs)
     wanted = limits.pool_pages or min(limits.num_pages - 1, _addressable(deployment))
@@ -108,11 +108,17 @@ def peak(graph: Graph) -> int:
     return most
 
 
-def _bound(deployment: Deployment, member: Member) -> list[TensorSpec]:
-    """Inputs that lie in memory once: weights and tables."""
-    form = deployment.form(member, CONTEXT)
-    specs = [*member.model.input_specs(deployment.limits, form), *member.model.weight_inputs(form)]
-    return [spec for spec in specs if spec.role in (WEIGHT, TABLE)]
+def _bound_once(deployment: Deployment) -> list[TensorSpec]:
+    """Weights and tables, each as often as it lies in memory: what models share counts once. (A drafter needs the
+    verifier's embedding and head whole, so on several ranks it has copies.)"""
+    found: dict[tuple[int, str], TensorSpec] = {}
+    for member in deployment.members:
+        form = deployment.form(member, CONTEXT)
+        shared = member.origin.shared if deployment.mapping.tp == 1 else {}
+        for spec in [*member.model.input_specs(deployment.limits, form), *member.model.weight_inputs(form)]:
+            if spec.role in (WEIGHT, TABLE) and spec.name not in shared:
+                found[(id(member.origin), spec.name)] = spec
+    return list(found.values())
 
 
 def _caches(deployment: Deployment, member: Member) -> list[TensorSpec]:

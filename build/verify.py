@@ -21,8 +21,7 @@ def verify_folder(folder: Path, progress: Progress) -> str:
         return _verify_checkpoint(read_checkpoint(folder), progress)
     if "target" in record:
         directory = EngineDirectory.open(folder)
-        names = [directory.verifier, *(drafter["name"] for drafter in directory.drafters)]
-        lines = [_verify_checkpoint(directory.checkpoint(name), progress) for name in names]
+        lines = [_verify_checkpoint(directory.checkpoint(name), progress) for name in directory.names]
         return "\n".join([f"{folder}: engine directory: as it was built", *lines])
     raise GlmspecError(f"{folder}: not a converted checkpoint or an engine directory of glmspec.")
 

@@ -74,6 +74,11 @@ class Conversion:
         return self.options.mapping
 
     @property
+    def mtp(self) -> bool:
+        """The verifier's MTP module is among the weights."""
+        return self.plan.mtp
+
+    @property
     def shared(self) -> dict[str, str]:
         """A drafter's weight -> the verifier's weight that stands in for it."""
         present = {weight.name for weight in self.plan.weights}

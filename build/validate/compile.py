@@ -15,7 +15,6 @@ from pathlib import Path
 
 from glmspec.build.configs.limits import GENERATION, Ranges
 from glmspec.build.configs.target import PROXY_CAPABILITY, PROXY_PACKAGE
-from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.deployment import Deployment, Member
 from glmspec.build.errors import NetworkError
 from glmspec.build.models.layer_group import LayerGroup
@@ -76,7 +75,7 @@ def check(case: Case, wanted) -> Checked:
 def units(deployment: Deployment, group_layers: int | None) -> Iterator[Unit]:
     """The networks to compile. group_layers: of the verifier's layers at a time, None for all."""
     for member in deployment.members:
-        if group_layers is None or not isinstance(member.config, VerifierConfig):
+        if group_layers is None or member is not deployment.verifier:
             yield Unit(member.name, member, None)
             continue
         count = member.config.num_hidden_layers

@@ -83,7 +83,7 @@ def verifier_steps(limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]
         if sequences > limits.max_num_seqs:
             continue
         for count in sorted({1, limits.block_rows}):
-            for end in sorted({count, limits.page_size + 1, most} - set(range(count))):
+            for end in sorted(end for end in {count, limits.page_size + 1, most} if count <= end <= most):
                 step = [rows(end, count, count)] * sequences
                 yield f"{sequences} sequences with {count} rows at {end}", pack_rows(step, limits, least)
             left = tokens - (sequences - 1) * count

@@ -22,19 +22,19 @@ _ADVICE = "A collective is missing or misplaced in the network's definition: rep
 
 def check(case: Case, _) -> Checked:
     """Follow divided values through the verifier; count collectives."""
-    mapping, verifier = case.deployment.mapping, case.deployment.verifier
+    mapping, origin = case.deployment.mapping, case.deployment.verifier.origin
     if mapping.tp == 1:
         return Checked(("one rank: no collectives",), tuple(_collectives_of_one(case)))
     facts, faults = [], []
     for member, profile, authored in case.networks():
-        if member is not verifier:
+        if member.origin is not origin:  # a drafter is whole on every rank
             continue
         parts = divided_inputs(member, case, mapping)
         faults += rank_faults(authored.graph, parts)
         found = [node for node in authored.graph.nodes if node.kind == "DIST_COLLECTIVE"]
         sums = sum(node.attributes["op"] == "ALL_REDUCE" for node in found)
         facts.append(
-            f"{profile}: {len(parts):,} inputs are divided among {mapping.tp} ranks (ep {mapping.ep}), "
+            f"{member.name}, {profile}: {len(parts):,} inputs are divided among {mapping.tp} ranks (ep {mapping.ep}), "
             f"{sums} sums and {len(found) - sums} gathers make them whole"
         )
         for node in found:

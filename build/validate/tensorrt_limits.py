@@ -15,7 +15,7 @@ from glmspec.build.configs.tensorrt import (
     TOPK_MOST,
 )
 from glmspec.build.network.contract import CACHE, TABLE, WEIGHT
-from glmspec.build.network.reader import Graph, Node
+from glmspec.build.network.reader import Graph, Node, Value
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 
@@ -24,13 +24,15 @@ def check(case: Case, _) -> Checked:
     """The networks as authored, and the greatest step's volumes."""
     faults: list[Fault] = []
     capability = case.deployment.target.compute_capability
+    bound: set[str] = set()
     for _, _, authored in case.networks():
         faults += layer_faults(authored.graph, capability)
-        outside = {spec.name for spec in authored.contract.inputs if spec.role in (CACHE, TABLE, WEIGHT)}
+        bound |= {spec.name for spec in authored.contract.inputs if spec.role in (CACHE, TABLE, WEIGHT)}
     largest = 0
     for graph in case.greatest:
-        faults += volume_faults(graph, outside)
-        largest = max(largest, max(math.prod(value.shape) for node in graph.nodes for value in node.outputs))
+        volumes = step_volumes(graph, bound)
+        faults += volume_faults(volumes)
+        largest = max(largest, *(math.prod(value.shape) for _, value in volumes))
     formats = sorted(set(case.deployment.verifier.origin.form("bfloat16").formats.values()))
     facts = [f"TopK up to {TOPK_MOST}, tensors up to {MOST_ELEMENTS:,} elements (largest found {largest:,})"]
     if capability and (slow := [one for one in formats if one not in NATIVE_PRODUCTS[capability]]):
@@ -62,16 +64,24 @@ def _shape_faults(node: Node) -> Iterator[Fault]:
             yield Fault(node.name, f"{value.shape[-1]} columns of NVFP4.", advice)
 
 
-def volume_faults(graph: Graph, outside: set[str]) -> Iterator[Fault]:
-    """Tensors of the greatest step with more elements than are counted. outside: inputs that are not of a step."""
-    seen = [(value.name, value) for value in graph.inputs if value.name not in outside]
-    seen += [(node.name, value) for node in graph.nodes if node.kind != "KV_CACHE_UPDATE" for value in node.outputs]
-    views = {value.name for node in graph.nodes if node.kind == "KV_CACHE_UPDATE" for value in node.outputs}
-    for node in graph.nodes:  # a cache seen as rows is no tensor of a step
-        if node.kind == "SHUFFLE" and node.inputs[0].name in views:
-            views |= {value.name for value in node.outputs}
-    for name, value in seen:
+def step_volumes(graph: Graph, bound: set[str]) -> list[tuple[str, Value]]:
+    """The tensors of a step, each with the layer that makes it. bound: inputs that are no tensors of a step; a cache
+    that was updated, or seen as rows, is none either."""
+    caches: set[str] = set()
+    found = [(value.name, value) for value in graph.inputs if value.name not in bound]
+    for node in graph.nodes:
+        view = node.kind == "SHUFFLE" and node.inputs[0].name in caches
+        if view or node.kind == "KV_CACHE_UPDATE":
+            caches |= {value.name for value in node.outputs}
+        else:
+            found += [(node.name, value) for value in node.outputs]
+    return found
+
+
+def volume_faults(volumes: list[tuple[str, Value]]) -> Iterator[Fault]:
+    """Those with more elements than are counted."""
+    for name, value in volumes:
         volume = math.prod(value.shape)
-        if volume > MOST_ELEMENTS and value.name not in views:
+        if volume > MOST_ELEMENTS:
             found = f"{volume:,} elements {list(value.shape)} in the greatest step, expected at most {MOST_ELEMENTS:,}."
             yield Fault(name, found, "Lower --max-num-batched-tokens, --max-num-seqs or --max-model-len.")

@@ -87,9 +87,10 @@ def make_twin(home: Path, deployment: Deployment) -> _Twin:
             if "inv_freq" not in name:
                 tensor.copy_(_random(name, tensor, generator))
     model.save_pretrained(home / "hf")
-    # The published class drops keys that it does not know: the networks must see the deployment's own.
+    # The published class adds shorthands and drops keys that it does not know: the networks must see the deployment's.
     path = home / "hf" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+    saved = {k: v for k, v in json.loads(path.read_text(encoding="utf-8")).items() if k not in _SHORTHANDS}
+    path.write_text(json.dumps(saved | values), encoding="utf-8")
     ids = torch.randint(2, _VOCAB, (_PROMPT,), generator=generator).tolist()
     streams: list[torch.Tensor] = []
     hooks = [model.model.embed_tokens, *model.model.layers]

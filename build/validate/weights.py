@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from glmspec.build.configs.limits import CONTEXT
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.deployment import Implied, Member
+from glmspec.build.deployment import MTP, Deployment, Implied, Member
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.form import FP4, Held
 from glmspec.build.validate.case import Case, Checked
@@ -29,23 +29,35 @@ _FITS = {
 def check(case: Case, _) -> Checked:
     """Names, dtypes and shapes."""
     facts, faults = [], []
-    for member in case.deployment.members:
+    deployment = case.deployment
+    for member in deployment.members:
         if isinstance(member.origin, Implied):
             facts.append(f"{member.name}: only its config is there")
-            continue
-        form = replace(case.deployment.form(member, CONTEXT), compute="bfloat16")
-        wanted = {spec.name: spec for spec in member.model.weight_inputs(form)}
-        ranks = member.origin.mapping.tp
-        for rank in range(ranks):
-            found = member.origin.held(rank)
-            faults += _compare(member, rank, found, wanted)
-        size = sum(tensor.size for tensor in found.values())
-        numbers = sum(math.prod(spec.dims) for spec in wanted.values())
-        facts.append(
-            f"{member.name}: {ranks} x {len(found):,} tensors, {size / 1e9:.2f} GB and "
-            f"{numbers / 1e9:.2f} G numbers a rank"
-        )
+        elif member.name != MTP:  # whose weights lie in the verifier's checkpoint
+            users = [one for one in deployment.members if one.origin is member.origin]
+            fact, wrong = _check_checkpoint(deployment, member, users)
+            facts.append(fact)
+            faults += wrong
     return Checked(tuple(facts), tuple(faults))
+
+
+def _check_checkpoint(deployment: Deployment, member: Member, users: list[Member]) -> tuple[str, list[Fault]]:
+    """One checkpoint and the networks that take its tensors."""
+    wanted = {}
+    for user in users:
+        form = replace(deployment.form(user, CONTEXT), compute="bfloat16")
+        wanted |= {spec.name: spec for spec in user.model.weight_inputs(form)}
+    ranks, faults = member.origin.mapping.tp, []
+    for rank in range(ranks):
+        found = member.origin.held(rank)
+        faults += _compare(member, rank, found, wanted)
+    size = sum(tensor.size for tensor in found.values())
+    numbers = sum(math.prod(spec.dims) for spec in wanted.values())
+    names = " and ".join(user.name for user in users)
+    return (
+        f"{names}: {ranks} x {len(found):,} tensors, {size / 1e9:.2f} GB and {numbers / 1e9:.2f} G numbers a rank",
+        faults,
+    )
 
 
 def _compare(member: Member, rank: int, found: dict[str, Held], wanted: dict[str, TensorSpec]) -> Iterator[Fault]:

@@ -34,12 +34,12 @@ COMMANDS = {
     "engine": {
         "--verifier", "--drafter", "--target", "-o --output", "--max-model-len", "--max-num-seqs",
         "--max-num-batched-tokens", "--dtype", "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype",
-        "--max-cached-tokens", "--no-validate", "--from-bundle",
+        "--max-cached-tokens", "--mtp", "--no-validate", "--from-bundle",
     },
     "validate": {
         "source", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--dtype",
         "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
-        "--group-layers", "--cache", "--stage", "--json", "--junit",
+        "--mtp", "--group-layers", "--cache", "--stage", "--json", "--junit",
     },
     "generate": {"engines", "--input", "--output", "--max-tokens", "--no-speculation", "--drafter"},
     "repo": {"engines", "-o --output", "--drafter", "--no-speculation"},

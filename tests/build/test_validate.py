@@ -1,0 +1,459 @@
+"""`validate`: sound builds pass, and planted faults are caught by the stage that should catch them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from support.models import DATA, GOLDENS, random_verifier
+
+from glmspec.build.configs import limits
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.deployment import Options
+from glmspec.build.layers import basic, mla, moe
+from glmspec.build.models import verifier
+from glmspec.build.network import ops, shards
+from glmspec.build.network.reader import Graph, Node, Value
+from glmspec.build.progress import Progress
+from glmspec.build.validate import tensorrt_limits
+from glmspec.build.validate.report import Fault, Outcome, Report
+from glmspec.build.validate.run import NAMES, Wanted, refuse_failures, validate_source
+from glmspec.convert.conversion import Options as Conversions
+from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.recipe import RECIPES
+from glmspec.plugins import index_topk, sparse_mla
+from glmspec.plugins import moe as moe_op
+from glmspec.plugins.kernels import compiler
+from glmspec.runtime import model as runtime_model
+
+STATIC = ("config", "weights", "layers", "ranks", "profiles", "memory", "limits")
+FULL = DATA / "glm-5.3-config.json"
+# All that FP8 blocks and NVFP4 groups of two ranks divide.
+DIVISIBLE = dict(
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    v_head_dim=32,
+    qk_nope_head_dim=24,
+    intermediate_size=256,
+    moe_intermediate_size=256,
+    n_routed_experts=8,
+    num_hidden_layers=4,
+    indexer_types=["full", "full", "shared", "full"],
+    vocab_size=101,
+)
+
+
+def check(
+    source: Path, *stages: str, target: str = "b200", drafters=(), wanted: dict | None = None, **options
+) -> Report:
+    config_only = options.pop("config_only", False)
+    asked = Wanted(stages or NAMES, **(wanted or {}))
+    built = Options(**options)
+    return validate_source(source, drafters, TARGETS[target], built, asked, Progress(), config_only=config_only)
+
+
+def told(report: Report) -> str:
+    return "\n".join(f"{one.stage}: {fault}" for one in report.outcomes for fault in one.faults)
+
+
+def failed(report: Report) -> list[str]:
+    return [one.stage for one in report.outcomes if one.faults]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("validate")
+    random_verifier(home / "hf", seed=1, **DIVISIBLE)
+    return home / "hf"
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("full")
+    shutil.copyfile(FULL, home / "config.json")
+    return home
+
+
+# -- sound builds pass ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quant", ["fp8", "nvfp4", "bf16"])
+@pytest.mark.parametrize("tp, ep", [(8, 1), (8, 8)])
+def test_glm_5_3_on_eight_gpus(full, quant, tp, ep):
+    target = "b300" if quant == "bf16" else "b200"
+    options = dict(quant=quant, tp=tp, ep=ep, config_only=True, mtp=True, target=target)
+    report = check(full / "config.json", *STATIC, **options)
+    assert report.ok, told(report)
+    facts = {one.stage: " ".join(one.facts) for one in report.outcomes}
+    assert "78 layers (75 of experts, 21 with an indexer)" in facts["config"]
+    assert "157 sums and 1 gathers" in facts["ranks"]  # two a layer and the embedding's; the logits'
+    assert "cached tokens fit" in facts["memory"]
+
+
+def test_glm_5_3_with_a_million_tokens(full):
+    """64 rows of context a page, 16,384 pages a sequence: fewer sequences, else gathered keys pass 2^31 elements."""
+    options = dict(quant="nvfp4", tp=8, config_only=True, max_model_len=1 << 20, target="b300")
+    report = check(full, *STATIC, **options, max_num_seqs=4, max_num_batched_tokens=128)
+    assert report.ok, told(report)
+    report = check(full, *STATIC, **options)
+    assert failed(report) == ["limits"]
+    assert "model.layers.0.self_attn.indexer/gather" in told(report) and "Lower --max-num-batched-tokens" in told(
+        report
+    )
+
+
+def test_glm_5_3_compiles_layer_by_layer(full, tmp_path):
+    """All 78 layers of a rank, really compiled ahead of time; known to compile the second time."""
+    options = dict(quant="nvfp4", tp=8, config_only=True, wanted=dict(group_layers=8, cache=tmp_path / "cache"))
+    report = check(full, "config", "layers", "memory", "build", **options)
+    assert report.ok, told(report)
+    assert "10 networks built" in report.outcomes[-1].facts[0]
+    again = check(full, "config", "layers", "memory", "build", **options)
+    assert "0 networks built" in again.outcomes[-1].facts[0] and "10 known to build" in again.outcomes[-1].facts[0]
+    one = next((tmp_path / "cache").iterdir())
+    one.write_text("{")  # a damaged record is not believed
+    assert "1 networks built" in check(full, "config", "layers", "memory", "build", **options).outcomes[-1].facts[0]
+
+
+@pytest.mark.parametrize("quant, tp, ep", [("auto", 1, 1), ("fp8", 2, 1), ("nvfp4", 2, 2)])
+def test_a_small_verifier_passes_every_stage(folder, quant, tp, ep):
+    drafter = ()
+    report = check(folder, quant=quant, tp=tp, ep=ep, drafters=drafter, target="rtx-pro-6000", max_num_seqs=2)
+    assert report.ok, told(report)
+    assert [one.stage for one in report.outcomes] == list(NAMES)
+    assert {one.status for one in report.outcomes} == {"passed"}
+
+
+def test_drafters_are_validated_too():
+    checkpoints = GOLDENS / "checkpoints"
+    drafters = (checkpoints / "dspark", checkpoints / "dflash2")
+    stages = (*STATIC, "build")
+    report = check(checkpoints / "verifier", *stages, drafters=drafters, target="rtx-pro-6000", max_num_seqs=2)
+    assert report.ok, told(report)
+    assert "drafters: dspark, dflash2" in report.outcomes[0].facts[0]
+    assert "3 networks built" in report.outcomes[-1].facts[0]
+    by_config = check(checkpoints / "verifier", *STATIC, drafters=drafters, config_only=True)
+    assert by_config.ok, told(by_config)
+
+
+# -- planted faults ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Plant:
+    """stage: that must catch it. text: that must be in the fault. plant: changes code, or returns another source."""
+
+    stage: str
+    text: str
+    plant: Callable[..., Path | None]
+    options: dict[str, Any] = field(default_factory=dict)
+    stages: tuple[str, ...] = STATIC
+
+
+TP2 = dict(tp=2)
+TWIN = ("config", "twin")
+
+
+def converted(source: Path, home: Path, quant: str, tp: int = 1, change: Callable = lambda tensors: None) -> Path:
+    """A converted checkpoint whose rank 0 was changed afterwards."""
+    out = home / "ck"
+    plan_conversion(source, Conversions(RECIPES[quant], shards.Mapping(tp))).write(out)
+    path = out / "rank0.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    return out
+
+
+def in_checkpoint(change: Callable, quant: str = "fp8") -> Callable:
+    return lambda monkeypatch, source, home: converted(source, home, quant, change=change)
+
+
+def in_config(**values: Any) -> Callable:
+    def plant(monkeypatch, source: Path, home: Path) -> Path:
+        shutil.copytree(source, home / "hf")
+        path = home / "hf" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        return home / "hf"
+
+    return plant
+
+
+def in_code(owner: Any, name: str, replacement: Any) -> Callable:
+    return lambda monkeypatch, source, home: monkeypatch.setattr(owner, name, replacement)
+
+
+def reshaped(name: str, *shape: int) -> Callable:
+    return lambda tensors: tensors.update({name: tensors[name].reshape(shape)})
+
+
+EXPERTS, O_PROJ = "model.layers.2.mlp.experts.down_proj", "model.layers.0.self_attn.o_proj.weight"
+ROUTER = "model.layers.2.mlp.gate.weight"
+
+
+def _transposed(tensors):
+    tensors[O_PROJ] = tensors[O_PROJ].t().contiguous()
+
+
+def _rounded_router(tensors):
+    tensors[ROUTER] = tensors[ROUTER].bfloat16()
+
+
+def _without_sum(self, x_ND, step, shared):
+    attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
+    x_ND = x_ND + attention_ND  # no all-reduce
+    return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND))), attended
+
+
+def _summed_twice(self, x_ND, step, shared):
+    attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
+    x_ND = ops.all_reduce(x_ND + ops.all_reduce(attention_ND))
+    return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND))), attended
+
+
+def _own_rows_only(self, ids_N):
+    own_N = ids_N - ids_N.net.inputs[basic.VOCABULARY_START]
+    return ops.gather(self.weight.tensor, own_N)  # as if the others' rows did not matter
+
+
+def _without_up(self, x_ND):
+    return self.down_proj(ops.silu(self.gate_proj(x_ND)))
+
+
+def _without_cast(self, x_ND):
+    return ops.matmul(x_ND, self.weight.tensor, transpose_b=True)
+
+
+def _kept_to_itself(name, rows_NJD, plan):
+    cache = rows_NJD.net.inputs[name]
+    return ops.kv_update(cache, ops.gather(rows_NJD, plan.order_N), plan.offset_X, plan.cumulative_X1)
+
+
+def _softmax(x, axis, original=ops.softmax):
+    return ops.cast(original(ops.cast(x, "bfloat16"), axis), "float32")
+
+
+def _tight_ranges(self, k, rows, segments, segment_rows, original=limits.EngineLimits._ranges):
+    made = original(self, k, rows, segments, segment_rows)
+    return made | {"N": (1, 1, min(made["N"][2], 100))}
+
+
+def _short_tables(self, k, rows, segments, segment_rows, original=limits.EngineLimits._ranges):
+    made = original(self, k, rows, segments, segment_rows)
+    return made | {"M": (1, *made["M"][1:])}
+
+
+def _short_tables_and_a_long_k(monkeypatch, source, home):
+    monkeypatch.setattr(limits.EngineLimits, "_ranges", _short_tables)
+    return in_config(index_topk=100)(monkeypatch, source, home)
+
+
+def _late_tap(self, layers, x_ND, original=verifier.Verifier.tap):
+    original(self, (layers + 1) % (1 + self.config.num_hidden_layers), x_ND)
+
+
+def _unscaled(self, x_ND, original=moe.Router.forward):
+    expert_NA, weight_NA = original(self, x_ND)
+    return expert_NA, weight_NA * (1 / self.scaling)
+
+
+def _halves_swapped(x_ND, expert_NA, weight_NA, gate_up_EFD, *rest, original=moe_op.native, **attributes):
+    width = gate_up_EFD.shape[1] // 2
+    parts = [ops.narrow(gate_up_EFD, 1, at, width) for at in (width, 0)]
+    return original(x_ND, expert_NA, weight_NA, ops.concat(parts, 1), *rest, **attributes)
+
+
+def _first_experts(spec, config, mapping, rank, original=runtime_model._table):
+    return original(spec, config, mapping, 0 if spec.name == basic.EXPERT_START else rank)
+
+
+def _lowered_limits(monkeypatch, source, home):
+    tight = json.loads(compiler.LIMITS.read_text())
+    tight["SM100"]["registers"]["argmax"] = 8
+    (home / "limits.json").write_text(json.dumps(tight))
+    monkeypatch.setattr(compiler, "LIMITS", home / "limits.json")
+
+
+def _always_the_layer(x_ND, *rest, **attributes):
+    from dataclasses import replace
+
+    x_ND.net.form = replace(x_ND.net.form, moe="layer")
+    return moe_op.native(x_ND, *rest, **attributes)
+
+
+class _MoeLayer:
+    """The op as TensorRT's own layer, wherever it is authored."""
+
+    native = staticmethod(_always_the_layer)
+
+
+PLANTS: dict[str, Plant] = {
+    "contradictory indexer pattern": Plant("config", "indexer_types", in_config(index_topk_pattern="FSSS")),
+    "K over TensorRT's limit": Plant(
+        "config", "index_topk: found 4096", in_config(index_topk=4096, max_position_embeddings=8192)
+    ),
+    "ranks that do not divide the heads": Plant("config", "Legal with --ep 1", lambda *_: None, dict(tp=16)),
+    "an FP8 cache": Plant("config", "--kv-cache-dtype", lambda *_: None, dict(kv_cache_dtype="fp8")),
+    "wrong scale shape": Plant("weights", "scale_inv", in_checkpoint(reshaped(f"{O_PROJ}_scale_inv", 2, 1))),
+    "transposed weight": Plant("weights", O_PROJ, in_checkpoint(_transposed)),
+    "missing tensor": Plant("weights", "missing, expected", in_checkpoint(lambda tensors: tensors.pop(ROUTER))),
+    "surplus tensor": Plant(
+        "weights", "surplus", in_checkpoint(lambda t: t.update({"model.layers.0.extra.weight": torch.ones(2)}))
+    ),
+    "router rounded to BF16": Plant("weights", "found BF16", in_checkpoint(_rounded_router)),
+    "NVFP4 codes one a byte": Plant(
+        "weights", EXPERTS, in_checkpoint(lambda t: t.update({EXPERTS: t[EXPERTS].repeat_interleave(2, -1)}), "nvfp4")
+    ),
+    "BF16 meets FP32": Plant("layers", "weights_proj/matmul.1", in_code(basic.Linear, "forward", _without_cast)),
+    "FP8 codes multiplied as they are": Plant(
+        "layers",
+        "FP8",
+        in_code(basic, "dequantized", lambda weight: weight.fields[""]),
+        dict(quant="fp8"),
+    ),
+    "probabilities in BF16": Plant("layers", "expected float32", in_code(sparse_mla.ops, "softmax", _softmax)),
+    "a weight nobody reads": Plant("layers", "up_proj.weight: an input", in_code(basic.MLP, "forward", _without_up)),
+    "a cache that is not given back": Plant("layers", "without giving it", in_code(mla, "append", _kept_to_itself)),
+    "missing all-reduce": Plant(
+        "ranks", "self_attn.o_proj/matmul.1", in_code(verifier.DecoderLayer, "forward", _without_sum), TP2
+    ),
+    "one all-reduce too many": Plant(
+        "ranks", "whole already", in_code(verifier.DecoderLayer, "forward", _summed_twice), TP2
+    ),
+    "embedding of one rank": Plant(
+        "ranks", "differ", in_code(basic.VocabularyEmbedding, "forward", _own_rows_only), TP2
+    ),
+    "profile that excludes a legal batch": Plant(
+        "profiles", "fits no profile", in_code(limits.EngineLimits, "_ranges", _tight_ranges)
+    ),
+    "page tables shorter than K": Plant(
+        "profiles", "fewer than the 100", _short_tables_and_a_long_k, dict(max_model_len=256)
+    ),
+    "experts as a layer the GPU lacks": Plant(
+        "build", "model.layers.2.mlp.expert", in_code(moe, "moe", _MoeLayer), dict(target="rtx-pro-6000"),
+        ("config", "layers", "memory", "build"),
+    ),
+    "off-by-one tap": Plant("twin", "(tap 0)", in_code(verifier.Verifier, "tap", _late_tap), {}, TWIN),
+    "rotary pairs half a head apart": Plant("twin", "layers.0", in_config(rope_interleave=False), {}, TWIN),
+    "wrong eps of the latent norms": Plant("twin", "layers.0", in_code(mla, "LATENT_NORM_EPS", 1e-2), {}, TWIN),
+    "index scores without ReLU": Plant("twin", "layers.", in_code(index_topk.ops, "relu", lambda x: x), {}, TWIN),
+    "routing weights not scaled": Plant("twin", "layers.2", in_code(moe.Router, "forward", _unscaled), {}, TWIN),
+    "gate and up swapped": Plant("twin", "layers.2", in_code(moe, "moe", None), {}, TWIN),
+    "experts of the wrong rank": Plant(
+        "twin", "ranks", in_code(runtime_model, "_table", _first_experts), dict(tp=2, ep=2), TWIN
+    ),
+    "a kernel beyond its registers": Plant("kernels", "registers", _lowered_limits, {}, ("config", "kernels")),
+}  # fmt: skip
+
+
+class _Swapped:
+    """The op with gate and up changed about."""
+
+    native = staticmethod(_halves_swapped)
+
+
+PLANTS["gate and up swapped"].plant = in_code(moe, "moe", _Swapped)
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_fault_is_caught_by_its_stage(name, folder, tmp_path, monkeypatch):
+    plant = PLANTS[name]
+    source = plant.plant(monkeypatch, folder, tmp_path) or folder
+    options = {"max_num_seqs": 2, "max_model_len": 64, "target": "b200", **plant.options}
+    if name == "K over TensorRT's limit":
+        options["max_model_len"] = 8192
+    report = check(source, *plant.stages, **options)
+    assert failed(report)[:1] == [plant.stage], told(report) or [one.why for one in report.outcomes]
+    assert plant.text in told(report)
+    assert not report.ok
+
+
+def test_the_unbroken_verifier_passes_where_faults_are_planted(folder, tmp_path):
+    for options in ({}, TP2, dict(tp=2, ep=2), dict(quant="fp8")):
+        report = check(folder, *STATIC, "twin", max_num_seqs=2, max_model_len=64, **options)
+        assert report.ok, told(report)
+
+
+def test_too_little_memory_says_what_would_fit(full):
+    report = check(full, *STATIC, config_only=True, quant="fp8", tp=4, target="h200")
+    assert failed(report) == ["memory"]
+    assert "h200" in told(report) and "--quant nvfp4" in told(report) and "cached tokens" in told(report)
+    assert {one.stage for one in report.outcomes if one.why} == {"limits"}  # which needs the memory plan
+
+
+# -- limits as data ----------------------------------------------------------------------------------------------------
+
+
+def node(kind: str, inputs, output: Value, **attributes: Any) -> Node:
+    return Node("model.layers.0/x", kind, tuple(inputs), (output,), attributes)
+
+
+@pytest.mark.parametrize(
+    "broken, text",
+    [
+        (node("TOPK", [Value("a", "float32", (1, 9000))], Value("b", "float32", (1, 4096)), k=4096), "at most 3840"),
+        (node("KV_CACHE_UPDATE", [Value("a", "float8_e4m3fn", (2, 1, 8, 8))], Value("b", "int32", (2,))), "bfloat16."),
+        (node("MOE", [Value("a", "bfloat16", (1, 2, 8))], Value("b", "bfloat16", (1, 2, 8))), "SM100, SM103, SM110"),
+        (node("SHUFFLE", [Value("a", "bfloat16", (2,))], Value("b", "bfloat16", (1,) * 9)), "9 axes"),
+        (node("CONSTANT", [], Value("b", "float4_e2m1fn", (2, 24))), "24 columns"),
+    ],
+)  # fmt: skip
+def test_a_layer_beyond_tensorrt_s_limits(broken, text):
+    graph = Graph("g", broken.inputs, broken.outputs, (broken,))
+    (fault,) = tensorrt_limits.layer_faults(graph, "SM120")
+    assert fault.where == "model.layers.0/x" and text in str(fault)
+
+
+# -- reports -----------------------------------------------------------------------------------------------------------
+
+
+REPORT = Report(
+    {"source": "x", "target": "b200"},
+    (
+        Outcome("config", "configs", 0.5, ("fine",)),
+        Outcome("weights", "weights", 1.0, (), (Fault("a[1]", "broken \x00 <here>.", "Mend it."), Fault("b", "c", ""))),
+        Outcome("build", "build", why="needs weights"),
+    ),
+)
+
+
+def test_junit_is_what_ci_reads():
+    suite = ElementTree.fromstring(REPORT.junit())
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
+    fine, broken, skipped = suite.findall("testcase")
+    assert fine.find("failure") is None and fine.findtext("system-out") == "fine"
+    assert broken.find("failure").text == "a[1]: broken  <here>. Mend it.\nb: c"
+    assert skipped.find("skipped").get("message") == "needs weights"
+
+
+def test_json_holds_everything():
+    values = json.loads(json.dumps(REPORT.to_json()))
+    assert values["ok"] is False
+    assert [(one["stage"], one["status"]) for one in values["stages"]] == [
+        ("config", "passed"), ("weights", "failed"), ("build", "not run"),
+    ]  # fmt: skip
+    assert values["stages"][1]["faults"][0] == {
+        "where": "a[1]", "message": "broken \x00 <here>.", "advice": "Mend it.",
+    }  # fmt: skip
+
+
+def test_the_table_shows_faults_whole():
+    console = Console(record=True, width=100, force_terminal=False)
+    REPORT.show(console)
+    shown = console.export_text()
+    assert "a[1]: broken" in shown and "Mend it." in shown and "needs weights" in shown
+
+
+def test_engine_refuses_with_the_first_faults():
+    with pytest.raises(Exception, match=r"weights: a\[1\]: broken"):
+        refuse_failures(REPORT)
+    refuse_failures(Report({}, (REPORT.outcomes[0],)))
