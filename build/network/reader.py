@@ -6,6 +6,7 @@ error that names the layer.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -71,8 +72,13 @@ class Graph:
 def read(definition: Any, backend: Backend) -> Graph:
     """Read a network. Raises `NetworkError` naming a layer whose type is not known here."""
 
+    seen: dict[str, Value] = {}  # names are unique, and reading one is dear: most tensors are read several times
+
     def value(tensor: Any) -> Value:
-        return Value(tensor.name, backend.dtype_name(tensor.dtype), tuple(tensor.shape))
+        name = tensor.name
+        if name not in seen:
+            seen[name] = Value(name, backend.dtype_name(tensor.dtype), tuple(tensor.shape))
+        return seen[name]
 
     def node(layer: Any) -> Node:
         return _node(layer, backend, value)
@@ -102,6 +108,7 @@ def _node(layer: Any, backend: Backend, value: Callable[[Any], Value]) -> Node:
     )
 
 
+@functools.lru_cache(maxsize=1024)  # the layers of a region say the same
 def _region(metadata: str) -> dict[str, Any] | None:
     """The region a layer belongs to, if its metadata is ours."""
     if not metadata.startswith("{"):

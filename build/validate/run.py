@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,7 +119,7 @@ def validate(deployment: Deployment, wanted: Wanted, progress: Progress, opened:
     """Run the stages on a deployment. opened: seconds that opening it took, counted to the first stage."""
     outcomes: list[Outcome] = []
     stages = [stage for stage in STAGES if stage.name in wanted.stages]
-    with progress.steps("Validating", len(stages)) as advance:
+    with _uncollected(), progress.steps("Validating", len(stages)) as advance:
         case = Case(deployment, progress.doing)
         for stage in stages:
             outcomes.append(_run(stage, case, wanted, outcomes, opened if stage is stages[0] else 0.0))
@@ -131,6 +133,18 @@ def validate(deployment: Deployment, wanted: Wanted, progress: Progress, opened:
         "compute": deployment.compute,
     }
     return Report(subject, tuple(outcomes))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Networks read back are a million small objects that all stay: looking for garbage among them takes seconds."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def refuse_failures(report: Report) -> None:

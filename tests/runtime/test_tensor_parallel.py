@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from support.models import LIMITS, random_verifier
+from support.models import ASSETS, GOLDENS, LIMITS, random_verifier
 from support.networks import author
 
-from glmspec.build.errors import NetworkError
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.engine import Options as Wanted
+from glmspec.build.engine import build_engines
+from glmspec.build.errors import GlmspecError, NetworkError
 from glmspec.build.network import ops
 from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.build.network.shards import Mapping
+from glmspec.build.progress import Progress
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES
+from glmspec.runtime.engine import Engine
 from glmspec.runtime.executor import LockstepExecutor
 from glmspec.runtime.executor.lockstep import _Meeting
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
+from glmspec.runtime.request import Request
 
 SIZES = dict(num_attention_heads=8, num_key_value_heads=8, n_routed_experts=8, intermediate_size=128, vocab_size=101)
 LEAST_PAGES = 2  # index_topk 16, page size 8
@@ -117,3 +124,41 @@ def test_ranks_at_different_layers_are_an_error():
     for call in calls:
         with pytest.raises(NetworkError, match=r"different layers: a/all_reduce\.1, b/all_reduce\.1"):
             call.result()
+
+
+def test_an_engine_of_two_ranks_answers_as_one_does(tmp_path):
+    """From the command's function to tokens: drafts from a drafter that borrows the divided embedding and head, rank
+    files in quantized formats, and the MTP module beside them."""
+    checkpoints = GOLDENS / "checkpoints"
+    drafter = checkpoints / "dspark"
+    answers = {}
+    for name, options in {
+        "one": {},
+        "two": dict(tp=2),
+        "four": dict(tp=4, ep=2),
+    }.items():
+        out = tmp_path / name
+        built = Wanted(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, **options)
+        build_engines(checkpoints / "verifier", (drafter,), TARGETS["cpu"], built, out, Progress())
+        engine = Engine(out)
+        assert engine.drafter is not None
+        answer, stats = engine.answer(Request(prompt_ids=(5, 9, 2, 33, 17, 8), max_tokens=24, ignore_eos=True))
+        answers[name] = (answer.tokens, stats.acceptance_histogram)
+    assert answers["two"] == answers["one"] and answers["four"] == answers["one"]
+
+
+def test_an_engine_with_the_mtp_module(tmp_path):
+    """Its network is built and hashed beside the verifier's, which gives it its hidden state and answers as before."""
+    answers = []
+    for mtp in (False, True):
+        built = Wanted(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=mtp, tp=2)
+        build_engines(ASSETS / "tiny-verifier", (), TARGETS["cpu"], built, tmp_path / str(mtp), Progress())
+        answer, _ = Engine(tmp_path / str(mtp)).answer(Request(prompt_ids=(65, 66, 67), max_tokens=12))
+        answers.append(answer.tokens)
+    assert answers[0] == answers[1]
+    record = json.loads((tmp_path / "True" / "mtp" / "config.json").read_text())
+    assert {"hidden", "draft_hidden"} <= {one["name"] for side in record["contract"].values() for one in side}
+    with pytest.raises(GlmspecError, match="--mtp: found no multi-token-prediction module"):
+        without = tmp_path / "hf"
+        random_verifier(without, num_hidden_layers=2, indexer_types=["full", "shared"])
+        build_engines(without, (), TARGETS["cpu"], Wanted(mtp=True), tmp_path / "e", Progress())

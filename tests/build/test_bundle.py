@@ -1,0 +1,257 @@
+"""Bundles: prepared without a GPU, finished by the target's TensorRT, here a stand-in that records what it is asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorrt_rtx
+import torch
+from support.models import random_verifier
+
+from glmspec.build import bundle, machine
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.directory import EngineDirectory
+from glmspec.build.engine import Options, build_engines
+from glmspec.build.errors import EngineError, GlmspecError, MissingCapability
+from glmspec.build.machine import Machine
+from glmspec.build.progress import Progress
+from glmspec.build.trt import Backend
+from glmspec.build.verify import verify_folder
+from glmspec.convert.conversion import plan_conversion
+from glmspec.runtime.engine import Engine
+
+SIZES = dict(num_hidden_layers=2, indexer_types=["full", "shared"], first_k_dense_replace=1, n_routed_experts=4)
+VERSION = "11.1.0"
+
+
+class Recorder:
+    """TensorRT's builder and its config: networks are authored for real, everything else is written down."""
+
+    def __init__(self, logger: Any) -> None:
+        self._real = tensorrt_rtx.Builder(logger)
+        self.calls: list[tuple] = []
+
+    def create_network(self, flags: int) -> Any:
+        return self._real.create_network(flags)
+
+    def create_optimization_profile(self) -> Any:
+        return self._real.create_optimization_profile()
+
+    def create_builder_config(self) -> Any:
+        calls = self.calls
+
+        class Config:
+            """What TensorRT for a GPU machine offers: no compute capability to choose, a real timing cache."""
+
+            def create_timing_cache(self, data: bytes) -> str:
+                calls.append(("create_timing_cache", data))
+                return "cache"
+
+            def set_timing_cache(self, cache: str, ignore: bool) -> None:
+                calls.append(("set_timing_cache", cache, ignore))
+
+            def get_timing_cache(self) -> Any:
+                return SimpleNamespace(serialize=lambda: b"timings")
+
+            def set_preview_feature(self, feature: str, on: bool) -> None:
+                calls.append(("set_preview_feature", feature, on))
+
+            def add_optimization_profile(self, profile: Any) -> int:
+                calls.append(("profile", tuple(profile.get_shape("token_ids"))))
+                return 0
+
+        return Config()
+
+    def build_serialized_network(self, network: Any, config: Any) -> bytes:
+        kinds = [network.get_layer(at).type for at in range(network.num_layers)]
+        moe = kinds.count(tensorrt_rtx.LayerType.MOE)
+        sums = kinds.count(tensorrt_rtx.LayerType.DIST_COLLECTIVE)
+        self.calls.append(("build", network.name, moe, sums))
+        return f"plan of {network.name} {len(self.calls)}".encode()
+
+
+@pytest.fixture
+def tensorrt(monkeypatch):
+    """A stand-in for `tensorrt` on a machine with a B200; the builders it made, in order."""
+    made: list[Recorder] = []
+    module = ModuleType("tensorrt")
+    module.__dict__.update({name: value for name, value in vars(tensorrt_rtx).items() if not name.startswith("__")})
+    module.__version__ = VERSION
+    module.PreviewFeature = SimpleNamespace(MULTIDEVICE_RUNTIME="multidevice")
+    module.Builder = lambda logger: made.append(Recorder(logger)) or made[-1]
+    stand_in = Backend(module)
+    real = machine.backend
+    monkeypatch.setattr(machine, "backend", lambda package: stand_in if package == "tensorrt" else real(package))
+    monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM100", VERSION))
+    return made
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    home = tmp_path_factory.mktemp("bundle")
+    random_verifier(home / "hf", seed=2, **SIZES)
+    return home / "hf"
+
+
+def prepared(source: Path, out: Path, check: bool = False, target: str = "b200", **options: Any) -> Path:
+    """A bundle, and the message that says how it is finished."""
+    limits = dict(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64)
+    with pytest.raises(MissingCapability) as told:
+        build_engines(source, (), TARGETS[target], Options(**{**limits, **options}), out, Progress(), check=check)
+    assert told.value.exit_code == 3
+    assert f"glmspec-build engine --from-bundle {out} -o" in str(told.value)
+    return out
+
+
+@pytest.fixture
+def without_tensorrt(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+
+
+def record(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_a_bundle_holds_all_that_needs_no_gpu(source, tmp_path, without_tensorrt):
+    made = prepared(source, tmp_path / "b", check=True, tp=2, quant="nvfp4")
+    values = record(made)
+    assert values["producer"]["kind"] == "engine bundle" and values["target"] == "b200"
+    report = json.loads((made / "validation.json").read_text())
+    assert report["ok"] and {stage["status"] for stage in report["stages"]} == {"passed"}
+    assert [stage["stage"] for stage in report["stages"]][-3:] == ["build", "twin", "kernels"]
+    manifest = json.loads((made / "plugins" / "manifest.json").read_text())
+    assert manifest["sm"] == "SM100" and all((made / "plugins" / one["file"]).exists() for one in manifest["kernels"])
+    assert values["members"][0]["weights"]["folder"] == "checkpoints/verifier"
+    assert (made / "checkpoints" / "verifier" / "rank1.safetensors").exists()
+    assert {"validation.json", "plugins/manifest.json"} <= values["files"].keys()
+
+
+def test_finishing_asks_tensorrt_for_two_plans_and_nothing_else(source, tmp_path, tensorrt, monkeypatch):
+    with monkeypatch.context() as bare:
+        bare.setattr(machine, "this_machine", lambda package: Machine(None, None))
+        made = prepared(source, tmp_path / "b", tp=2, quant="nvfp4")
+    tensorrt.clear()
+    bundle.finish(made, tmp_path / "engines", Progress())
+    generation, context = (builder.calls for builder in tensorrt)
+    assert generation == [
+        ("set_preview_feature", "multidevice", True),  # ranks talk to each other
+        ("create_timing_cache", b""),
+        ("set_timing_cache", "cache", False),
+        ("profile", ((1,), (1,), (2,))),  # a token each of two sequences
+        ("build", "verifier", 1, 6),  # TensorRT's own layer for the experts; two sums a layer, one more, one gather
+    ]
+    assert context == [
+        ("set_preview_feature", "multidevice", True),
+        ("create_timing_cache", b"timings"),
+        ("set_timing_cache", "cache", False),
+        ("profile", ((1,), (1,), (64,))),
+        ("build", "verifier", 0, 6),
+    ]
+    values = record(tmp_path / "engines")
+    assert values["tensorrt"] == {"package": "tensorrt", "version": VERSION}
+    assert (values["target"], values["compute_capability"]) == ("b200", "SM100")
+    assert values["mapping"] == {"tp_size": 2, "moe_ep_size": 1}
+    home = tmp_path / "engines" / "verifier"
+    assert (home / "generation.engine").read_bytes() == b"plan of verifier 5"
+    assert (home / "timing.cache").read_bytes() == b"timings"
+    weights = record(home)["weights"]
+    assert (home / weights["folder"]).resolve() == made.resolve() / "checkpoints" / "verifier"
+    assert "as it was built" in verify_folder(tmp_path / "engines", Progress())
+
+
+def test_with_tensorrt_and_the_gpu_engines_are_built_at_once(source, tmp_path, tensorrt):
+    options = Options(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64)
+    build_engines(source, (), TARGETS["b200"], options, tmp_path / "e", Progress())
+    assert record(tmp_path / "e")["target"] == "b200"
+    assert [builder.calls[-1][0] for builder in tensorrt if builder.calls] == ["build", "build"]
+    assert all(call[0] != "set_preview_feature" for builder in tensorrt for call in builder.calls)  # one rank
+
+
+def test_a_converted_checkpoint_is_referred_to_by_hash(source, tmp_path, tensorrt, monkeypatch):
+    checkpoint = plan_conversion(source).write(tmp_path / "ck")
+    with monkeypatch.context() as bare:
+        bare.setattr(machine, "this_machine", lambda package: Machine(None, None))
+        made = prepared(tmp_path / "ck", tmp_path / "b")
+    member = record(made)["members"][0]
+    assert not (made / "checkpoints").exists()
+    assert member["weights"] == {"folder": "../ck", "sha256": checkpoint.weights_sha256}
+    shutil.rmtree(tmp_path / "ck")
+    with pytest.raises(EngineError, match=r"expected in .*ck, and are not there"):
+        bundle.finish(made, tmp_path / "e", Progress())
+    random_verifier(tmp_path / "other", seed=9, **SIZES)
+    plan_conversion(tmp_path / "other").write(tmp_path / "ck")
+    with pytest.raises(EngineError, match="not the weights the bundle was made for"):
+        bundle.finish(made, tmp_path / "e", Progress())
+
+
+@pytest.fixture
+def made(source, tmp_path, monkeypatch) -> Path:
+    with monkeypatch.context() as bare:
+        bare.setitem(sys.modules, "tensorrt", None)
+        return prepared(source, tmp_path / "b")
+
+
+def test_another_gpu_is_refused_with_both(made, tmp_path, tensorrt, monkeypatch):
+    monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM90", VERSION))
+    with pytest.raises(EngineError, match="SM100, and this machine's is SM90"):
+        bundle.finish(made, tmp_path / "e", Progress())
+    assert not (tmp_path / "e").exists()
+
+
+def test_without_a_gpu_it_says_what_is_missing(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(MissingCapability, match=r"tensorrt not installed and no GPU"):
+        bundle.finish(made, tmp_path / "e", Progress())
+
+
+def test_a_changed_bundle_is_refused(made, tmp_path, tensorrt):
+    target = made / "plugins" / "manifest.json"
+    target.write_text(target.read_text() + " ")
+    with pytest.raises(EngineError, match=r"manifest\.json: changed"):
+        bundle.finish(made, tmp_path / "e", Progress())
+
+
+def test_another_contract_is_refused_with_both(made, tmp_path, tensorrt):
+    values = record(made)
+    spec = next(one for one in values["members"][0]["contract"]["inputs"] if one["name"] == "cache.layers.0.latent")
+    spec["dims"][3] += 8
+    (made / "config.json").write_text(json.dumps(values))
+    with pytest.raises(EngineError, match=r"authors cache\.layers\.0\.latent bfloat16.*prepared with cache\.layers\.0"):
+        bundle.finish(made, tmp_path / "e", Progress())
+    assert not (tmp_path / "e").exists()
+
+
+def test_what_is_no_bundle_is_refused(source, tmp_path):
+    with pytest.raises(GlmspecError, match="not a bundle"):
+        bundle.finish(source, tmp_path / "e", Progress())
+
+
+# -- loading engines of another machine --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "here, both",
+    [
+        (Machine("SM90", VERSION), ("SM100", "SM90")),
+        (Machine("SM100", "11.2.0"), (VERSION, "11.2.0")),
+    ],
+)
+def test_engines_of_another_machine_are_refused_with_both_values(made, tmp_path, tensorrt, monkeypatch, here, both):
+    bundle.finish(made, tmp_path / "e", Progress())
+    monkeypatch.setattr("glmspec.runtime.engine.this_machine", lambda package: here)
+    with pytest.raises(EngineError) as refused:
+        Engine(tmp_path / "e")
+    assert all(value in str(refused.value) for value in both)
+    EngineDirectory.open(tmp_path / "e").check_machine(Machine("SM100", VERSION))
+
+
+def test_this_machine_is_described():
+    found = machine.this_machine("tensorrt_rtx")
+    assert found.version == tensorrt_rtx.__version__
+    assert (found.compute_capability is None) == (not torch.cuda.is_available())
