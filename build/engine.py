@@ -275,7 +275,7 @@ def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, t
         "mtp": MTP if any(one.name == MTP for one in members) else None,
         "drafters": [
             {"name": one.name, "kind": one.config.kind, "source": one.source or one.folder.resolve().name}
-            for one in members[1:]
+            for one in deployment.drafters
         ],
         "files": {str(path.relative_to(folder)): sha256(path) for path in sorted(listed)},
     }

@@ -1,0 +1,145 @@
+"""Benchmark of `validate --config-only` on GLM-5.3's config, a rank of eight; writes docs/benchmarks/.
+
+For FP8 and NVFP4: what authoring a rank's network takes, whether two authorings have the same content hash, and the whole
+command, its compiling stage over all 78 layers at once and over groups of layers, with nothing remembered and with
+everything. Every command is a process of its own, whose peak memory is the kernel's count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+from benchmark import machine
+from rich.console import Console
+
+from glmspec.build.configs.limits import CONTEXT, GENERATION
+from glmspec.build.configs.target import PROXY_PACKAGE, TARGETS
+from glmspec.build.deployment import Options, open_deployment
+from glmspec.build.network.reader import read
+from glmspec.build.trt import backend
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG, OUT = ROOT / "tests" / "data" / "glm-5.3-config.json", ROOT / "docs" / "benchmarks"
+TARGET, TP, GROUP = "b200", 8, 8
+console = Console(highlight=False)
+
+
+@click.command()
+@click.option("--rounds", default=3, show_default=True, help="Times each thing is measured; medians are reported.")
+def main(rounds: int) -> None:
+    """Measure and write the report."""
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        (folder / "config.json").write_bytes(CONFIG.read_bytes())
+        result = {
+            "date": date.today().isoformat(),
+            "machine": machine(),
+            "versions": {name: version(name) for name in ("glmspec", "torch", "transformers", "tensorrt_rtx")},
+            "config": {"target": TARGET, "tp": TP, "group layers": GROUP, "rounds": rounds},
+            "results": {quant: measure(folder, quant, rounds) for quant in ("fp8", "nvfp4")},
+        }
+    (OUT / "validate.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (OUT / "validate.md").write_text(report(result), encoding="utf-8")
+    console.print(report(result))
+
+
+def measure(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
+    """All numbers of one recipe."""
+    made = authoring(folder, quant, rounds)
+    made["whole"] = [command(folder, quant) for _ in range(min(rounds, 2))]
+    cold, warm = [], []
+    for number in range(rounds):
+        cache = ("--cache", str(folder / f"{quant}{number}"))
+        cold.append(command(folder, quant, "--group-layers", str(GROUP), *cache))
+        warm.append(command(folder, quant, "--group-layers", str(GROUP), *cache))
+    return made | {"groups, nothing remembered": cold, "groups, all remembered": warm}
+
+
+def authoring(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
+    """Seconds to author a rank's network, its layers and its content hash, which is the same each time."""
+    deployment = open_deployment(folder, (), TARGETS[TARGET], Options(tp=TP, quant=quant), config_only=True)
+    found: dict[str, Any] = {}
+    for profile in (GENERATION, CONTEXT):
+        seconds, hashes = [], set()
+        for _ in range(rounds):
+            start = time.perf_counter()
+            net = deployment.author(deployment.verifier, profile, backend(PROXY_PACKAGE))
+            seconds.append(time.perf_counter() - start)
+            hashes.add(read(net.definition, net.backend).content_hash())
+        if len(hashes) > 1:
+            raise SystemExit(f"{profile}: two authorings of one network have different hashes: {hashes}")
+        console.print(f"{quant}, {profile}: authored in {statistics.median(seconds):.2f} s")
+        found[profile] = {"seconds": seconds, "layers": net.definition.num_layers, "sha256": hashes.pop()}
+    return {"authoring": found}
+
+
+def command(folder: Path, quant: str, *options: str) -> dict[str, float]:
+    """One run of the command: seconds in all, of its compiling stage, and peak memory."""
+    report = folder / "report.json"
+    run = "from glmspec.build.cli import main; main()"
+    line = ["validate", str(folder), "--config-only", "--target", TARGET, "--tp", str(TP), "--quant", quant]
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-c", run, *line, "--json", str(report), *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    if status:
+        raise SystemExit(f"validate failed: {report.read_text(encoding='utf-8')}")
+    stages = {one["stage"]: one["seconds"] for one in json.loads(report.read_text(encoding="utf-8"))["stages"]}
+    found = {"seconds": seconds, "build": stages["build"], "peak GB": usage.ru_maxrss * 1024 / 1e9}
+    console.print(f"{quant} {' '.join(options[:2]) or 'whole'}: {found}")
+    return found
+
+
+def report(result: dict[str, Any]) -> str:
+    """The page."""
+    where = result["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    lines = [
+        "# `validate --config-only` on GLM-5.3, a rank of eight",
+        "",
+        f"Written by `scripts/benchmark_validate.py` on {result['date']}: {where['cpu']}, {where['cores']} cores, Python "
+        f"{where['python']};",
+        f"{versions}. Target {TARGET}, --tp {TP}, default limits; compiled with tensorrt_rtx for SM120 as the proxy, one",
+        f"static bucket of a generation step. Medians of {result['config']['rounds']} runs (whole: of 2). Shared machines "
+        "drift. CPU only.",
+        "",
+        "| weights | profile | layers | authored in |",
+        "|---|---|---|---|",
+    ]
+    for quant, found in result["results"].items():
+        for profile, one in found["authoring"].items():
+            lines.append(f"| {quant} | {profile} | {one['layers']:,} | {statistics.median(one['seconds']):.2f} s |")
+    lines += [
+        "",
+        "Content hashes of repeated authorings are equal (the script fails otherwise).",
+        "",
+        "| weights | what is compiled | whole command | of it, compiling | peak memory |",
+        "|---|---|---|---|---|",
+    ]
+    for quant, found in result["results"].items():
+        for what in ("whole", "groups, nothing remembered", "groups, all remembered"):
+            shown = {key: statistics.median(run[key] for run in found[what]) for key in found[what][0]}
+            title = "all 78 layers in one network" if what == "whole" else f"groups of {GROUP} layers{what[6:]}"
+            lines.append(
+                f"| {quant} | {title} | {shown['seconds']:.0f} s | {shown['build']:.0f} s | {shown['peak GB']:.1f} GB |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
