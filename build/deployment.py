@@ -189,14 +189,15 @@ def _mtp(verifier: Member) -> Member:
 
 
 def _open_verifier(folder: Path, options: Options, config_only: bool) -> Member:
-    home = folder.parent if folder.is_file() else folder
-    if is_converted(home):
-        return Member(VERIFIER, home, _converted(home, options))
     conversions = Conversions(RECIPES[options.quant], Mapping(options.tp or 1, options.ep or 1))
-    origin = plan_source(Imagined(home), conversions) if config_only else plan_conversion(home, conversions)
+    if folder.is_file() and not config_only:
+        raise ConfigError(f"{folder}: found a file, expected a checkpoint's folder (or --config-only).")
+    if not folder.is_file() and is_converted(folder):
+        return Member(VERIFIER, folder, _converted(folder, options))
+    origin = plan_source(Imagined(folder), conversions) if config_only else plan_conversion(folder, conversions)
     if not isinstance(origin.config, VerifierConfig):
-        raise ConfigError(f"{home}: --verifier: found a drafter, expected a verifier.")
-    return Member(VERIFIER, home, origin)
+        raise ConfigError(f"{folder}: --verifier: found a drafter, expected a verifier.")
+    return Member(VERIFIER, folder, origin)
 
 
 def _converted(folder: Path, options: Options) -> Checkpoint:

@@ -21,6 +21,9 @@ def verify_folder(folder: Path, progress: Progress) -> str:
         return _verify_checkpoint(read_checkpoint(folder), progress)
     if "target" in record:
         directory = EngineDirectory.open(folder)
+        for name in directory.names:
+            for plan in directory.model(name)["plans"].values():
+                check_digest(folder / name / plan["file"], plan["sha256"])
         lines = [_verify_checkpoint(directory.checkpoint(name), progress) for name in directory.names]
         return "\n".join([f"{folder}: engine directory: as it was built", *lines])
     raise GlmspecError(f"{folder}: not a converted checkpoint or an engine directory of glmspec.")

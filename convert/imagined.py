@@ -24,12 +24,15 @@ Shape = tuple[int, ...]
 
 
 class Imagined(Source):
-    """The tensors of a verifier by its config: FP8 with block scales when `quantization_config` says so, else BF16."""
+    """The tensors of a verifier by its config: FP8 with block scales when `quantization_config` says so, else BF16.
+    place: a config.json, whatever it is called, or the folder of one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, place: Path) -> None:
+        file = place if place.is_file() else place / "config.json"
+        folder = file.parent
         self.folder, self.notes, self.tensors, self._descriptors = folder, [], {}, {}
-        self.config = read_json(folder / "config.json")
-        config = VerifierConfig.from_hf(self.config, f"{folder}/config.json")
+        self.config = read_json(file)
+        config = VerifierConfig.from_hf(self.config, str(file))
         quantized = (self.config.get("quantization_config") or {}).get("quant_method") == "fp8"
         for name, shape, dtype in _tensors(config):
             module = name.removesuffix(".weight")

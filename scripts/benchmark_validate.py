@@ -1,8 +1,8 @@
 """Benchmark of `validate --config-only` on GLM-5.3's config, a rank of eight; writes docs/benchmarks/.
 
-For FP8 and NVFP4: what authoring a rank's network takes, whether two authorings have the same content hash, and the whole
-command, its compiling stage over all 78 layers at once and over groups of layers, with nothing remembered and with
-everything. Every command is a process of its own, whose peak memory is the kernel's count.
+For FP8 and NVFP4: what authoring a rank's network takes, whether two authorings have the same content hash, and the
+whole command, its compiling stage over all 78 layers at once and over groups of layers, with nothing remembered and
+with everything. Every command is a process of its own, whose peak memory is the kernel's count.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ def report(result: dict[str, Any]) -> str:
     lines = [
         "# `validate --config-only` on GLM-5.3, a rank of eight",
         "",
-        f"Written by `scripts/benchmark_validate.py` on {result['date']}: {where['cpu']}, {where['cores']} cores, Python "
-        f"{where['python']};",
-        f"{versions}. Target {TARGET}, --tp {TP}, default limits; compiled with tensorrt_rtx for SM120 as the proxy, one",
-        f"static bucket of a generation step. Medians of {result['config']['rounds']} runs (whole: of 2). Shared machines "
-        "drift. CPU only.",
+        f"Written by `scripts/benchmark_validate.py` on {result['date']}: {where['cpu']}, {where['cores']} cores,",
+        f"Python {where['python']}; {versions}.",
+        f"Target {TARGET}, --tp {TP}, default limits; compiled with tensorrt_rtx for SM120 as the proxy, one static",
+        f"bucket of a generation step. Medians of {result['config']['rounds']} runs (whole: of 2). CPU only; shared",
+        "machines drift.",
         "",
         "| weights | profile | layers | authored in |",
         "|---|---|---|---|",

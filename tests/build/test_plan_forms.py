@@ -1,0 +1,110 @@
+"""Ahead-of-time builds of the verifier in every number format and division, dynamic and static (SM120)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.models import random_verifier
+
+from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits
+from glmspec.build.models.layer_group import LayerGroup
+from glmspec.build.models.registry import model_of
+from glmspec.build.network.reader import read
+from glmspec.build.network.shards import Mapping
+from glmspec.build.plan import build_plan
+from glmspec.build.trt import backend
+from glmspec.convert.calibration import Activations
+from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.recipe import RECIPES, Recipe, Rule, quantizable
+from glmspec.convert.source import Source
+from glmspec.convert.storage import weights_of
+
+TRT = backend("tensorrt_rtx")
+LIMITS = EngineLimits(
+    max_model_len=500, max_num_seqs=2, max_num_batched_tokens=64, page_size=16, segment_rows=12, block_rows=9
+)
+SIZES = dict(
+    num_hidden_layers=3,
+    indexer_types=["full", "shared", "full"],
+    first_k_dense_replace=1,
+    hidden_size=128,
+    q_lora_rank=64,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    v_head_dim=32,
+    qk_nope_head_dim=24,
+    intermediate_size=512,
+    moe_intermediate_size=512,
+    n_routed_experts=4,
+    vocab_size=101,
+)
+EVERYTHING = Rule("*", "fp8")
+MIXED = (Rule("*.mlp.experts.*", "nvfp4"), Rule("*.self_attn.o_proj", "fp8"), Rule("*", "fp8_block"))
+FORMS = {
+    "FP8 blocks": (RECIPES["fp8"], False),
+    "NVFP4 weights": (RECIPES["nvfp4"], False),
+    "NVFP4 weights and activations": (RECIPES["nvfp4"], True),
+    "FP8 weights": (Recipe("fp8", (EVERYTHING,), "bfloat16"), False),
+    "FP8 weights and activations": (Recipe("fp8", (EVERYTHING,), "bfloat16"), True),
+    "mixed": (Recipe("mixed", MIXED, "bfloat16"), True),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    home = tmp_path_factory.mktemp("forms")
+    random_verifier(home / "hf", seed=4, **SIZES)
+    return home / "hf"
+
+
+def conversion(folder, name: str, mapping: Mapping):
+    recipe, calibrated = FORMS[name]
+    modules = [weight.removesuffix(".weight") for weight in weights_of(Source(folder))]
+    amax = {module: 8.0 for module in modules if quantizable(module)} if calibrated else {}
+    return plan_conversion(folder, Options(recipe, mapping, Activations(amax)))
+
+
+@pytest.mark.parametrize("name, mapping", [*((name, Mapping()) for name in FORMS), ("mixed", Mapping(4, 2))])
+def test_every_form_compiles(folder, name, mapping):
+    planned = conversion(folder, name, mapping)
+    form = planned.form("bfloat16")
+    assert form.formats and bool(form.scaled) == FORMS[name][1]
+    net = model_of(planned.config, taps=(0, 3)).author(LIMITS, form, TRT)
+    kinds = {node.kind for node in read(net.definition, TRT).nodes}
+    assert "DEQUANTIZE" in kinds and ("DIST_COLLECTIVE" in kinds) == (mapping.tp > 1)
+    rounds = form.scaled or "fp8_block" in form.formats.values()
+    assert bool({"QUANTIZE", "DYNAMIC_QUANTIZE"} & kinds) == bool(rounds)
+    ranges = LIMITS.profiles(LIMITS.index_topk(planned.config.index_topk))
+    assert len(build_plan(net, ranges[CONTEXT], "SM120").plan) > 100_000
+
+
+def test_a_static_bucket_has_no_run_time_sizes(folder):
+    planned = conversion(folder, "FP8 blocks", Mapping(2))
+    ranges = LIMITS.profiles(LIMITS.index_topk(planned.config.index_topk))[GENERATION]
+    form = replace(planned.form("bfloat16"), sizes={symbol: most for symbol, (_, _, most) in ranges.items()})
+    net = model_of(planned.config).author(LIMITS, form, TRT)
+    assert all(isinstance(dim, int) for spec in net.contract().inputs for dim in spec.dims)
+    assert all(-1 not in value.shape for node in read(net.definition, TRT).nodes for value in node.outputs)
+    build_plan(net, {}, "SM120")
+
+
+def test_groups_of_layers_are_the_whole_network(folder):
+    """Each layer in one group, with the names, inputs and attributes that it has in the whole."""
+    planned = conversion(folder, "mixed", Mapping(2))
+    form, rows = planned.form("bfloat16"), LIMITS.index_topk(planned.config.index_topk)
+    whole = read(model_of(planned.config, (0, 1, 3)).author(LIMITS, form, TRT).definition, TRT)
+    parts = [
+        read(LayerGroup(planned.config, (0, 1, 3), span, rows).author(LIMITS, form, TRT).definition, TRT)
+        for span in (range(0, 1), range(1, 3))
+    ]
+
+    def layers(graph) -> dict[str, tuple]:
+        named = (node for node in graph.nodes if node.name.startswith(("model.", "lm_head")))
+        return {node.name: (node.kind, str(node.attributes), node.outputs[0].shape) for node in named}
+
+    together = layers(parts[0]) | layers(parts[1])
+    assert together == layers(whole)
+    assert {value.name for part in parts for value in part.inputs} >= {value.name for value in whole.inputs}
+    outputs = {value.name for part in parts for value in part.outputs}
+    assert outputs - {value.name for value in whole.outputs} == {"group.stream", "group.rows", "group.visible"}
