@@ -95,6 +95,7 @@ def peak(graph: Graph) -> int:
                 owner[value.name] = owner.get(first, first)
             elif value.name not in held:
                 sizes[value.name] = _volume(value) * _BITS[value.dtype] // 8
+                last[value.name] = at  # an output that nobody reads dies at once
     for value in graph.outputs:
         last[owner.get(value.name, value.name)] = len(graph.nodes)
     ends: dict[int, list[str]] = {}

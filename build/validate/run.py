@@ -11,7 +11,7 @@ from pathlib import Path
 
 from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
-from glmspec.build.errors import GlmspecError, MissingCapability
+from glmspec.build.errors import CheckpointError, GlmspecError, MissingCapability
 from glmspec.build.progress import Progress
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
@@ -171,7 +171,7 @@ def _run(stage: Stage, case: Case, wanted: Wanted, before: list[Outcome], opened
 
 
 def _unopened(subject: dict, error: GlmspecError, wanted: Wanted, seconds: float) -> Report:
-    blamed = "weights" if "tensor" in str(error) else "config"
+    blamed = "weights" if isinstance(error, CheckpointError) else "config"
     outcomes = []
     for stage in STAGES:
         if stage.name == blamed:

@@ -1,0 +1,109 @@
+"""What one GPU must hold: exact where it is the networks' inputs, an upper estimate for a step's tensors."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from support.models import DATA, GOLDENS
+
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.deployment import Options, open_deployment
+from glmspec.build.errors import ConfigError
+from glmspec.build.memory import greatest_steps, peak, plan_memory, with_pool
+from glmspec.build.network.reader import Graph, Node, Value
+from glmspec.build.trt import backend
+
+TRT = backend("tensorrt_rtx")
+
+
+def value(name: str, size: int, dtype: str = "float32") -> Value:
+    return Value(name, dtype, (size,))
+
+
+def node(kind: str, inputs, *outputs: Value) -> Node:
+    return Node(outputs[0].name, kind, tuple(inputs), outputs, {})
+
+
+def test_peak_is_what_is_alive_at_once():
+    x, a, b, c, d = value("x", 100), value("a", 10), value("b", 20), value("c", 5), value("d", 1)
+    chain = (node("UNARY", [x], a), node("UNARY", [a], b), node("UNARY", [b], c), node("UNARY", [c], d))
+    assert peak(Graph("g", (x,), (d,), chain)) == 4 * (10 + 20)  # a and b; the input is not of the step
+    kept = (*chain[:3], node("ELEMENTWISE", [c, a], d))
+    assert peak(Graph("g", (x,), (d,), kept)) == 4 * (10 + 20 + 5)  # a lives on
+
+
+def test_peak_of_views_unread_outputs_and_small_dtypes():
+    x, a, seen, b, values, rows = (
+        value("x", 1), value("a", 10), value("seen", 10), value("b", 4), value("values", 50), value("rows", 8, "int32"),
+    )  # fmt: skip
+    graph = (
+        node("UNARY", [x], a),
+        node("SHUFFLE", [a], seen),  # no memory of its own, and a lives as long as it does
+        node("TOPK", [seen], values, rows),  # nobody reads the values
+        node("CAST", [rows], value("half", 8, "bfloat16")),
+        node("ELEMENTWISE", [seen, value("half", 8, "bfloat16")], b),
+    )
+    assert peak(Graph("g", (x,), (b,), graph)) == 4 * 10 + 4 * 50 + 4 * 8
+    codes = node("DYNAMIC_QUANTIZE", [x], value("codes", 64, "float4_e2m1fn"), value("scale", 4, "float8_e4m3fn"))
+    assert peak(Graph("g", (x,), (codes.outputs[0],), (codes,))) == 32 + 4
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    home = tmp_path_factory.mktemp("memory")
+    shutil.copyfile(DATA / "glm-5.3-config.json", home / "config.json")
+    return home
+
+
+def deployment(full, target: str = "b200", **options):
+    return open_deployment(full, (), TARGETS[target], Options(**options), config_only=True)
+
+
+def test_weights_are_the_rank_s_files_and_caches_what_a_token_costs(full):
+    made = deployment(full, tp=8, quant="nvfp4", mtp=True)
+    plan = plan_memory(made, greatest_steps(made, TRT))
+    files = sum(tensor.size for tensor in made.verifier.origin.held(0).values())
+    tables = plan.weights - files
+    positions, columns = made.limits.table_positions, 64
+    assert tables == positions * columns * 2 + 4  # the rotary table and the start of the vocabulary, shared by both
+    assert plan.per_token == 79 * 576 * 2 + 22 * 128 * 2  # latents of 78 layers and the module's; 21 indexers and its
+    assert plan.weights + plan.step + plan.caches <= plan.available
+    pooled = with_pool(made, plan)
+    assert pooled.limits.pool_pages == plan.pool_pages and plan.tokens >= made.limits.max_model_len
+
+
+def test_what_is_asked_for_is_given_or_refused(full):
+    graphs = greatest_steps(deployment(full, tp=8, quant="nvfp4"), TRT)
+    some = deployment(full, tp=8, quant="nvfp4", max_cached_tokens=200_000)
+    assert plan_memory(some, graphs).tokens == 200_000
+    with pytest.raises(ConfigError, match=r"weights .* GB .* room for [\d,]+ cached tokens .* at least 90,000,00"):
+        plan_memory(deployment(full, tp=8, quant="nvfp4", max_cached_tokens=90_000_000), graphs)
+    with pytest.raises(ConfigError, match="one sequence of 131,072 tokens must fit"):
+        deployment(full, tp=8, max_cached_tokens=1000)
+
+
+def test_a_small_model_needs_no_pool():
+    made = open_deployment(GOLDENS / "checkpoints" / "verifier", (), TARGETS["cpu"], Options())
+    plan = plan_memory(made, greatest_steps(made, TRT))
+    assert plan.available is None and plan.pool_pages == made.limits.num_pages - 1
+    assert with_pool(made, plan) is made
+
+
+def test_drafters_that_borrow_cost_nothing_on_one_rank():
+    verifier, drafter = GOLDENS / "checkpoints" / "verifier", GOLDENS / "checkpoints" / "dspark"
+    alone, both = (
+        open_deployment(verifier, drafters, TARGETS["cpu"], Options()) for drafters in ((), (drafter,))
+    )  # fmt: skip
+    one = plan_memory(alone, greatest_steps(alone, TRT))
+    two = plan_memory(both, greatest_steps(both, TRT))
+    own = sum(tensor.size for tensor in both.drafters[0].origin.held(0).values())
+    config, limits = both.drafters[0].config, both.limits
+    table = limits.table_positions * config.head_dim * 4
+    longer = (limits.table_positions - alone.limits.table_positions) * alone.verifier.config.qk_rope_head_dim * 4
+    assert two.weights - one.weights == own + table + longer
+    divided = open_deployment(verifier, (drafter,), TARGETS["cpu"], replace(Options(), tp=2))
+    borrowed = 2 * config.vocab_size * config.hidden_size * 4
+    copies = plan_memory(divided, greatest_steps(divided, TRT))
+    assert copies.weights > borrowed  # whole copies beside the rank's halves
