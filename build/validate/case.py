@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from glmspec.build.configs.target import PROXY_PACKAGE
 from glmspec.build.deployment import Deployment, Member
+from glmspec.build.errors import MissingCapability
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
 from glmspec.build.network.contract import Contract
 from glmspec.build.network.reader import Graph, read
@@ -48,7 +48,7 @@ class Case:
         package = self.deployment.target.package
         try:
             return backend(package)
-        except Exception:
+        except MissingCapability:
             return backend(PROXY_PACKAGE)
 
     @cached_property
@@ -82,6 +82,3 @@ class Case:
             seconds = time.perf_counter() - start
             self._authored[key] = Authored(read(net.definition, net.backend), net.contract(), seconds)
         return self._authored[key]
-
-
-Stage = Callable[[Case, Any], Checked]
