@@ -32,6 +32,7 @@ from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
 
 PLUGINS = "plugins"
+_MEMBER = {"name", "source", "weights", "taps", "hidden", "contract"}
 
 
 def prepare(
@@ -68,7 +69,7 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
     """Compile a bundle's networks with the target's TensorRT, on its GPU. Raises before anything is written: for a
     damaged bundle, another GPU, another contract than the one prepared."""
     with progress.stage("Checking the bundle"):
-        record = _opened(bundle)
+        record = open_bundle(bundle)
         target = TARGETS[record["target"]]
         deployment = _deployment(bundle, record, target)
     refuse_to_replace(out, ENGINES, [bundle])
@@ -80,11 +81,11 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
             f"{target.package} {machine.version or 'not installed'} and "
             f"{f'a GPU of {machine.compute_capability}' if machine.compute_capability else 'no GPU'}."
         )
-    compiled = {}
     for member, prepared in zip(deployment.members, record["members"], strict=True):
-        compiled[member.name] = compile_member(deployment, member, tensorrt, progress)
-        for profile, one in compiled[member.name].items():
-            _same_contract(bundle, member.name, profile, one.contract, Contract.from_json(prepared["contract"]))
+        for profile in deployment.profiles():  # before anything is compiled: minutes of that machine cost
+            contract = deployment.author(member, profile, tensorrt).contract()
+            _same_contract(bundle, member.name, profile, contract, Contract.from_json(prepared["contract"]))
+    compiled = {member.name: compile_member(deployment, member, tensorrt, progress) for member in deployment.members}
     with new_folder(out, ENGINES, [bundle]) as folder:
         if (bundle / REPORT).exists():
             shutil.copyfile(bundle / REPORT, folder / REPORT)
@@ -136,16 +137,24 @@ def _write_kernels(folder: Path, target: Target, progress: Progress) -> bool:
         return False
 
 
-def _opened(bundle: Path) -> dict[str, Any]:
-    """The record of a bundle, its files compared with their digests."""
+def open_bundle(bundle: Path) -> dict[str, Any]:
+    """The record of a bundle, its files compared with their digests. Raises `EngineError` naming what is wrong."""
     record = read_json(bundle / "config.json")
     made = record.get("producer")
     if not isinstance(made, dict) or made.get("kind") != BUNDLE:
         raise EngineError(f"{bundle}: not a bundle. Make one: glmspec-build engine --verifier DIR --target b200 -o OUT")
-    for name, digest in Fields(record, f"{bundle}/config.json").section("files").values.items():
+    fields = Fields(record, f"{bundle}/config.json")
+    fields.choice("target", tuple(TARGETS))
+    fields.choice("compute", ("float32", "bfloat16"))
+    fields.section("limits")
+    members = record.get("members")
+    if not isinstance(members, list) or not members or not all(one.keys() >= _MEMBER for one in members):
+        fields.fail("members", f"a list of objects with {', '.join(sorted(_MEMBER))}")
+    for name, digest in fields.section("files").values.items():
         path = bundle / name
         if not path.exists() or sha256(path) != digest:
-            raise EngineError(f"{path}: {'changed' if path.exists() else 'missing'} since the bundle was made.")
+            what = "changed" if path.exists() else "missing"
+            raise EngineError(f"{path}: {what} since the bundle was made. Prepare it again.")
     return record
 
 
@@ -162,6 +171,7 @@ def _deployment(bundle: Path, record: dict[str, Any], target: Target) -> Deploym
             raise EngineError(
                 f"{home}: not the weights the bundle was made for (found {found[:12]}, expected {expected[:12]})."
             )
+        checkpoint.check_files()
         taps, hidden = tuple(one["taps"]), one["hidden"]
         members.append(Member(one["name"], home, checkpoint, taps, hidden, source=one["source"]))
     limits = EngineLimits(**record["limits"])

@@ -16,6 +16,7 @@ from glmspec.build.configs.target import TARGETS
 from glmspec.build.errors import GlmspecError
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_PLACE = click.Path(exists=True, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUT = click.Path(file_okay=False, path_type=Path)
 _DTYPES = click.Choice(["float32", "bfloat16"])
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("source", type=_FOLDER)
+@click.argument("source", type=_PLACE)
 @click.option("-o", "--output", type=_OUT, help="Folder to write the converted checkpoint to.")
 @click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
               help="Recipe for a verifier's matrices; auto keeps what the checkpoint has.")  # fmt: skip
@@ -80,6 +81,8 @@ def convert(
         raise click.UsageError("--quant and --recipe exclude each other")
     if dry_run and (resume or expect_sha256):
         raise click.UsageError("--dry-run reads no weights: leave --resume and --expect-sha256 out")
+    if source.is_file() and not dry_run:
+        raise click.UsageError(f"{source}: a file is enough for --dry-run only; give a checkpoint's folder")
     if (output is None) != dry_run:
         raise click.UsageError("give --output, or --dry-run and no output")
     from glmspec.build.progress import RichProgress
@@ -123,7 +126,7 @@ def verify(directory: Path) -> None:
 def _sizes(command: Any) -> Any:
     """The options that say for what, how large and in which form: of `engine` and `validate` alike."""
     options = (
-        click.option("--drafter", "drafters", multiple=True, type=_FOLDER,
+        click.option("--drafter", "drafters", multiple=True, type=_PLACE,
                      help="Block drafter; may be given several times."),
         click.option("--target", type=click.Choice(list(TARGETS)), help="Where the engines will run."),
         click.option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1),
@@ -178,8 +181,8 @@ def engine(
     if bundle:
         from glmspec.build.bundle import finish, finished_name
 
-        if verifier or drafters or target:
-            raise click.UsageError("--from-bundle knows its verifier, drafters and target: leave them out")
+        if verifier or drafters or target or any(value not in (None, False, "auto") for value in sizes.values()):
+            raise click.UsageError("--from-bundle knows its models, target and sizes: leave them out")
         output = output or finished_name(bundle)
         finish(bundle, output, RichProgress())
     else:
@@ -194,14 +197,14 @@ def engine(
 
 
 @main.command()
-@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("source", type=_PLACE)
 @_sizes
 @click.option("--config-only", is_flag=True, help="SOURCE and the drafters are config.json files, or folders with one.")
-@click.option(
-    "--group-layers", type=click.IntRange(1), help="Compile so many layers at a time: faster than all at once."
-)
+@click.option("--group-layers", type=click.IntRange(0), default=8, show_default=True,
+              help="Compile so many layers at a time; 0: all in one network, which takes longer.")  # fmt: skip
 @click.option("--cache", type=_OUT, help="Folder that remembers which networks compile.")
-@click.option("--stage", "stages", multiple=True, help="Run this stage only; may be given several times.")
+@click.option("--stage", "stages", multiple=True, metavar="NAME",
+              help="Run this stage only (see docs/validate.md); may be given several times.")  # fmt: skip
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as JSON.")
 @click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as JUnit XML.")
 def validate(
@@ -209,7 +212,7 @@ def validate(
     drafters: tuple[Path, ...],
     target: str,
     config_only: bool,
-    group_layers: int | None,
+    group_layers: int,
     cache: Path | None,
     stages: tuple[str, ...],
     json_file: Path | None,
@@ -218,15 +221,15 @@ def validate(
 ) -> None:
     """Check, without a GPU, that the verifier SOURCE builds for a target and computes what it should.
 
-    Exit code 1 when a check fails."""
-    from glmspec.build.validate.command import validate_command
+    Exit code 1 when a check fails, 3 when one could not run for lack of a package."""
+    from glmspec.build.validate.command import Outputs, validate_command, wanted_of
 
     if target is None:
         raise click.UsageError("Missing option '--target'.")
-    ok = validate_command(
-        source, drafters, TARGETS[target], _options(sizes), config_only, group_layers, cache, stages, json_file, junit
-    )
-    sys.exit(0 if ok else 1)
+    wanted, outputs = wanted_of(stages, group_layers, cache), Outputs(json_file, junit)
+    options = _options(sizes)
+    code = validate_command(source, drafters, TARGETS[target], options, wanted, outputs, config_only=config_only)
+    sys.exit(code)
 
 
 @main.command()

@@ -193,15 +193,20 @@ def _open_verifier(folder: Path, options: Options, config_only: bool) -> Member:
     if folder.is_file() and not config_only:
         raise ConfigError(f"{folder}: found a file, expected a checkpoint's folder (or --config-only).")
     if not folder.is_file() and is_converted(folder):
-        return Member(VERIFIER, folder, _converted(folder, options))
+        return Member(VERIFIER, folder, _converted(folder, options, config_only))
     origin = plan_source(Imagined(folder), conversions) if config_only else plan_conversion(folder, conversions)
     if not isinstance(origin.config, VerifierConfig):
         raise ConfigError(f"{folder}: --verifier: found a drafter, expected a verifier.")
     return Member(VERIFIER, folder, origin)
 
 
-def _converted(folder: Path, options: Options) -> Checkpoint:
+def _converted(folder: Path, options: Options, config_only: bool) -> Checkpoint:
     """A converted checkpoint, which has its mapping and formats already."""
+    if config_only:
+        raise ConfigError(
+            f"{folder}: --config-only: found a converted checkpoint, expected a Hugging Face config.json. Leave "
+            "--config-only out: its files' headers are read, not their weights."
+        )
     checkpoint = read_checkpoint(folder)
     if not isinstance(checkpoint.config, VerifierConfig):
         raise ConfigError(f"{folder}: --verifier: found a drafter, expected a verifier.")

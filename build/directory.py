@@ -13,10 +13,8 @@ from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.errors import EngineError
 from glmspec.build.machine import Machine
-from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
-from glmspec.convert.files import ENGINES, sha256
-
-_HASHED_AT_LOAD = 1 << 30  # bytes up to which weights are hashed again when they are opened
+from glmspec.convert.checkpoint import HASHED_AT_LOAD, Checkpoint, read_checkpoint
+from glmspec.convert.files import BUNDLE, ENGINES, sha256
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,17 @@ class EngineDirectory:
         """Raises `EngineError` when it is none, or when a file it lists is gone or changed."""
         record = read_json(folder / "config.json")
         kind = record["producer"].get("kind") if isinstance(record.get("producer"), dict) else None
+        if kind == BUNDLE:
+            raise EngineError(
+                f"{folder}: a bundle, not an engine directory yet. Finish it on a machine with a {record['target']}: "
+                f"glmspec-build engine --from-bundle {folder} -o ENGINES"
+            )
         if kind != ENGINES:
             raise EngineError(
                 f"{folder}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o {folder}"
             )
+        if not {"compute_capability", "mtp", "mapping"} <= record.keys():
+            raise EngineError(f"{folder}: built by another version of glmspec. Build the engine directory again.")
         directory = cls(folder, record)
         directory._check()
         return directory
@@ -135,7 +140,7 @@ class EngineDirectory:
         if checkpoint.weights_sha256 != weights["sha256"]:
             self._refuse(name, home, f"found {checkpoint.weights_sha256[:12]}, {expected}")
         parts = checkpoint.record["parts"]
-        if sum(part["size"] for part in parts.values()) <= _HASHED_AT_LOAD:
+        if sum(part["size"] for part in parts.values()) <= HASHED_AT_LOAD:
             for path in checkpoint.files:
                 if sha256(path) != parts[path.name]["sha256"]:
                     self._refuse(name, path, "changed since it was written")

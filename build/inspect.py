@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from glmspec.build.bundle import open_bundle
 from glmspec.build.configs.fields import read_json
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import GlmspecError
@@ -17,17 +18,32 @@ from glmspec.convert.command import left_out_lines
 
 
 def show(folder: Path) -> None:
-    """Print a converted checkpoint, an engine directory or a model repository to stdout."""
+    """Print a converted checkpoint, an engine bundle or directory, or a model repository to stdout."""
     record = read_json(folder / "config.json")
     console = Console()
-    if "target" in record:
+    if "members" in record:
+        _show_bundle(console, folder, open_bundle(folder))
+    elif "target" in record:
         _show_engines(console, folder, EngineDirectory.open(folder))
     elif "hf_config" in record:
         _show_checkpoint(console, folder, record)
     elif "engines" in record:
         _show_repository(console, folder, record)
     else:
-        raise GlmspecError(f"{folder}: not a converted checkpoint, engine directory or model repository of glmspec.")
+        raise GlmspecError(
+            f"{folder}: not a converted checkpoint, engine directory, engine bundle or model repository of glmspec."
+        )
+
+
+def _show_bundle(console: Console, folder: Path, record: dict[str, Any]) -> None:
+    console.print(f"[bold]{escape(str(folder))}[/bold]: engine bundle for {record['target']}, not compiled yet")
+    table = _table("Models", "name", "from", "weights", "SHA-256")
+    for one in record["members"]:
+        table.add_row(one["name"], one["source"], one["weights"]["folder"], one["weights"]["sha256"][:16])
+    console.print(table)
+    for label, name in (("kernels", "plugins/manifest.json"), ("validation", "validation.json")):
+        console.print(f"{label}: {name if (folder / name).exists() else 'none'}", markup=False)
+    console.print(f"to finish it: {record['finish']}", markup=False)
 
 
 def _show_engines(console: Console, folder: Path, directory: EngineDirectory) -> None:

@@ -55,7 +55,13 @@ def plan_memory(deployment: Deployment, graphs: Sequence[Graph]) -> MemoryPlan:
     weights = sum(_size(spec) for spec in _bound_once(deployment))
     per_token = sum(_per_token(deployment, member) for member in deployment.members)
     step = max(peak(graph) for graph in graphs)
-    wanted = limits.pool_pages or min(limits.num_pages - 1, _addressable(deployment))
+    addressable = _addressable(deployment)
+    if (limits.pool_pages or 0) > addressable:
+        raise ConfigError(
+            f"--max-cached-tokens: found {limits.pool_pages * limits.page_size:,}, expected at most "
+            f"{addressable * limits.page_size:,}: a cache may have {MOST_ELEMENTS:,} elements."
+        )
+    wanted = limits.pool_pages or min(limits.num_pages - 1, addressable)
     plan = MemoryPlan(weights, step, per_token, wanted, limits.page_size, deployment.target.usable_memory)
     if plan.available is None:
         return plan
@@ -155,9 +161,11 @@ def _volume(value: Value) -> int:
 def _too_small(deployment: Deployment, plan: MemoryPlan, needed: int, room: int) -> str:
     limits, target = deployment.limits, deployment.target
     found = max(room, 0) * limits.page_size
+    lower = "--max-cached-tokens" if limits.pool_pages else "--max-model-len or --max-num-batched-tokens"
+    formats = set(deployment.verifier.origin.form(deployment.compute).formats.values())
+    smaller = "" if "nvfp4" in formats else ", smaller weights (--quant nvfp4)"
     return (
         f"memory of one {target.name} ({plan.available / 1e9:.0f} GB usable): weights {plan.weights / 1e9:.1f} GB and "
         f"a step's tensors {plan.step / 1e9:.1f} GB leave room for {found:,} cached tokens of {plan.per_token:,} "
-        f"bytes, expected at least {needed * limits.page_size:,}. Use more ranks (--tp), --quant nvfp4, or lower "
-        "--max-model-len, --max-num-batched-tokens or --max-cached-tokens."
+        f"bytes, expected at least {needed * limits.page_size:,}. Lower {lower}, or use more ranks (--tp){smaller}."
     )

@@ -5,6 +5,11 @@ Needs no GPU with tensorrt_rtx (SM120). The plan holds no weights: they are inpu
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from glmspec.build.configs.limits import Ranges
@@ -34,12 +39,52 @@ def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cac
     net.backend.take_lines()
     if _run_time_sizes(net) and config.add_optimization_profile(_profile(net, ranges)) < 0:
         raise NetworkError(f"{net.name}: TensorRT refuses the ranges of its inputs: {net.backend.take_errors()}")
-    plan = net.builder.build_serialized_network(net.definition, config)
+    with _interruptible(net, config):
+        plan = net.builder.build_serialized_network(net.definition, config)
     complaint = net.backend.take_errors()
     if plan is None:
         raise NetworkError(f"{net.name}: TensorRT could not build the network: {complaint or 'it gave no reason'}")
     kept = b"" if cache is None else bytes(config.get_timing_cache().serialize())
     return Built(bytes(plan), tuple(net.backend.take_lines()), kept)
+
+
+@contextmanager
+def _interruptible(net: Network, config) -> Iterator[None]:
+    """Stop the build on Ctrl-C as soon as TensorRT asks (seldom, in a large network), at once on a second one: Python's
+    own exception would be raised, and lost, in whatever TensorRT calls of ours. Nothing is written meanwhile."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(net.api, "IProgressMonitor"):
+        yield
+        return
+    pressed: list[int] = []
+
+    class Monitor(net.api.IProgressMonitor):
+        """Lets TensorRT ask whether to go on."""
+
+        def phase_start(self, *_) -> None:
+            """Nothing to do."""
+
+        def phase_finish(self, *_) -> None:
+            """Nothing to do."""
+
+        def step_complete(self, *_) -> bool:
+            """False stops the build."""
+            return not pressed
+
+    def press(number: int, _) -> None:
+        pressed.append(number)
+        if len(pressed) > 1:
+            os._exit(128 + number)
+
+    monitor = Monitor()  # TensorRT does not keep it alive
+    config.progress_monitor = monitor
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        config.progress_monitor = None
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _ahead_of_time(config) -> bool:

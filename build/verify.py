@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from glmspec.build.bundle import open_bundle
 from glmspec.build.configs.fields import read_json
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import GlmspecError
@@ -19,14 +20,18 @@ def verify_folder(folder: Path, progress: Progress) -> str:
     record = read_json(folder / "config.json")
     if "hf_config" in record:
         return _verify_checkpoint(read_checkpoint(folder), progress)
+    if "members" in record:
+        places = {(folder / one["weights"]["folder"]).resolve() for one in open_bundle(folder)["members"]}
+        lines = [_verify_checkpoint(read_checkpoint(place), progress) for place in sorted(places)]
+        return "\n".join([f"{folder}: engine bundle: as it was prepared", *lines])
     if "target" in record:
         directory = EngineDirectory.open(folder)
         for name in directory.names:
             for plan in directory.model(name)["plans"].values():
-                check_digest(folder / name / plan["file"], plan["sha256"])
+                check_digest(folder / name / plan["file"], plan["sha256"], "Build the engine directory again.")
         lines = [_verify_checkpoint(directory.checkpoint(name), progress) for name in directory.names]
         return "\n".join([f"{folder}: engine directory: as it was built", *lines])
-    raise GlmspecError(f"{folder}: not a converted checkpoint or an engine directory of glmspec.")
+    raise GlmspecError(f"{folder}: not a converted checkpoint, engine bundle or engine directory of glmspec.")
 
 
 def _verify_checkpoint(checkpoint: Checkpoint, progress: Progress) -> str:

@@ -33,6 +33,7 @@ from glmspec.convert.formats import NUMPY, Block, to_float32
 from glmspec.convert.plan import Weight
 
 Config = VerifierConfig | DrafterConfig
+HASHED_AT_LOAD = 1 << 30  # bytes of weights up to which they are hashed again when they are opened
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,17 @@ class Checkpoint:
             check_digest(path, self.record["parts"][path.name]["sha256"])
             advance(path.name)
 
+    def check_files(self) -> None:
+        """Compare every file with its recorded size and, when all are small, its digest. Raises `CheckpointError`."""
+        parts = self.record["parts"]
+        small = sum(part["size"] for part in parts.values()) <= HASHED_AT_LOAD
+        for path in self.files:
+            recorded, found = parts[path.name]["size"], path.stat().st_size
+            if found != recorded:
+                raise CheckpointError(f"{path}: found {found:,} bytes, expected {recorded:,}. Convert again.")
+            if small:
+                check_digest(path, parts[path.name]["sha256"])
+
     def _read(self, part: str, take: Callable[[Any, str], Any]) -> dict[str, Any]:
         """What `take` makes of every tensor of a part, by name."""
         try:
@@ -162,11 +174,11 @@ def parts_digest(parts: dict[str, dict[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_digest(path: Path, digest: str) -> None:
-    """Raise `CheckpointError` for a file that is gone or not what was written."""
+def check_digest(path: Path, digest: str, again: str = "Convert again.") -> None:
+    """Raise `CheckpointError` for a file that is gone or not what was written. again: what to do then."""
     if not path.exists() or sha256(path) != digest:
         found = "changed since it was written" if path.exists() else "missing"
-        raise CheckpointError(f"{path}: {found}. Convert again.")
+        raise CheckpointError(f"{path}: {found}. {again}")
 
 
 def parse_config(hf: dict[str, Any], source: str) -> Config:

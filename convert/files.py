@@ -33,7 +33,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON, keys in their order."""
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON as we write it."""
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def sha256(path: Path) -> str:

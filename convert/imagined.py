@@ -21,6 +21,7 @@ from glmspec.convert.source import Source, TensorInfo
 from glmspec.convert.storage import EXPERT_MATRICES, FUSED_EXPERTS
 
 Shape = tuple[int, ...]
+_MOST_EXPERTS = 1_000_000  # more is a slip of the pen, and fills the memory with names
 
 
 class Imagined(Source):
@@ -33,6 +34,12 @@ class Imagined(Source):
         self.folder, self.notes, self.tensors, self._descriptors = folder, [], {}, {}
         self.config = read_json(file)
         config = VerifierConfig.from_hf(self.config, str(file))
+        layers = config.num_hidden_layers + config.num_nextn_predict_layers
+        if layers * config.n_routed_experts > _MOST_EXPERTS:
+            raise CheckpointError(
+                f"{file}: num_hidden_layers and n_routed_experts: found {layers:,} layers of "
+                f"{config.n_routed_experts:,} experts, expected at most {_MOST_EXPERTS:,} experts in all."
+            )
         quantized = (self.config.get("quantization_config") or {}).get("quant_method") == "fp8"
         for name, shape, dtype in _tensors(config):
             module = name.removesuffix(".weight")

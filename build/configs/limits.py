@@ -40,8 +40,8 @@ class EngineLimits:
 
         if self.pool_pages is not None and self.pool_pages < self.pages_per_sequence:
             raise ConfigError(
-                f"engine limits: pool_pages: found {self.pool_pages}, expected at least {self.pages_per_sequence}: "
-                f"one sequence of {self.max_model_len:,} tokens must fit."
+                f"--max-cached-tokens: found {self.pool_pages} pages of {self.page_size} tokens, expected at least "
+                f"{self.pages_per_sequence}: one sequence of {self.max_model_len:,} tokens must fit."
             )
 
     @property

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.layers.basic import EXPERT_START, VOCABULARY_START
 from glmspec.build.layers.mla import Attended, Step
 from glmspec.build.models.verifier import Verifier, index_cache, latent_cache
+from glmspec.build.network import ops
 from glmspec.build.network.contract import CACHE, TensorSpec
 from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Tensor
@@ -23,10 +25,12 @@ STREAM, ROWS, VISIBLE = "group.stream", "group.rows", "group.visible"
 
 
 class LayerGroup(Verifier):
-    """Layers `span` of a verifier. Names of layers, weights and caches are the whole network's."""
+    """Layers `span` of a verifier, under the whole network's names. rows: K of its top-k."""
 
-    def __init__(self, config: VerifierConfig, taps: tuple[int, ...], span: range, rows: int) -> None:
-        super().__init__(config, taps)
+    def __init__(
+        self, config: VerifierConfig, taps: tuple[int, ...], span: range, rows: int, *, hidden: bool = False
+    ) -> None:
+        super().__init__(config, taps, hidden=hidden)
         self.span, self.rows = span, rows
         self.first, self.last = span.start == 0, span.stop == config.num_hidden_layers
 
@@ -43,12 +47,12 @@ class LayerGroup(Verifier):
     def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
         """The verifier's, less the caches of other layers, and what comes from the group before."""
         caches = {name(index) for index in self.span for name in (latent_cache, index_cache)}
-        unused = set() if self.first else {"token_ids", "vocabulary_start"}
+        unused = set() if self.first else {"token_ids", VOCABULARY_START}
         unused |= set() if self.last else {"logit_rows"}
         if not any(self.config.indexer_types[index] == "full" for index in self.span):
             unused |= {"segment_rows", "row_slot", "page_table"}
         if not any(self.config.mlp_layer_types[index] == "sparse" for index in self.span):
-            unused.add("expert_start")
+            unused.add(EXPERT_START)
         specs = [
             spec
             for spec in super().input_specs(limits, form)
@@ -72,7 +76,8 @@ class LayerGroup(Verifier):
         if self.last:
             self.head(x_ND, logit_rows_R)
         else:
-            given = (x_ND, attended.rows_NK, attended.visible_NK)
+            # A tap may be the same tensor, and a tensor has one name.
+            given = (ops.identity(x_ND), attended.rows_NK, attended.visible_NK)
             for spec, tensor in zip(self._handed(step.net.form, self.span.stop), given, strict=False):
                 step.net.output(tensor, spec)
 

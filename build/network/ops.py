@@ -21,6 +21,11 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     return x.net.add(x.net.definition.add_cast(x.trt, x.net.backend.dtype(dtype)), "cast")
 
 
+def identity(x: Tensor) -> Tensor:
+    """x under another name: a tensor that is two outputs needs two."""
+    return x.net.add(x.net.definition.add_identity(x.trt), "identity")
+
+
 def reshape(x: Tensor, dims: Sequence[int]) -> Tensor:
     """x with new dims (0 copies, -1 infers)."""
     layer = x.net.definition.add_shuffle(x.trt)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -9,9 +11,26 @@ from rich.console import Console
 
 from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Options
+from glmspec.build.errors import GlmspecError
 from glmspec.build.progress import RichProgress
 from glmspec.build.validate.run import NAMES, Wanted, validate_source
-from glmspec.convert.files import write_bytes, write_json
+from glmspec.convert.files import json_bytes, write_bytes
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Files to write a report to, None for none."""
+
+    json: Path | None
+    junit: Path | None
+
+
+def wanted_of(stages: tuple[str, ...], group_layers: int, cache: Path | None) -> Wanted:
+    """What the user asked to run. group_layers: 0 for all layers at once."""
+    unknown = [name for name in stages if name not in NAMES]
+    if unknown:
+        raise click.UsageError(f"--stage {unknown[0]!r}: expected one of {', '.join(NAMES)}")
+    return Wanted(tuple(name for name in NAMES if not stages or name in stages), group_layers or None, cache)
 
 
 def validate_command(
@@ -19,22 +38,45 @@ def validate_command(
     drafters: tuple[Path, ...],
     target: Target,
     options: Options,
+    wanted: Wanted,
+    outputs: Outputs,
+    *,
     config_only: bool,
-    group_layers: int | None,
-    cache: Path | None,
-    stages: tuple[str, ...],
-    json_file: Path | None,
-    junit: Path | None,
-) -> bool:
-    """Validate, show the table and write the reports; True when nothing failed."""
-    unknown = [name for name in stages if name not in NAMES]
-    if unknown:
-        raise click.UsageError(f"--stage {unknown[0]}: expected one of {', '.join(NAMES)}")
-    wanted = Wanted(tuple(name for name in NAMES if not stages or name in stages), group_layers, cache)
+) -> int:
+    """Validate, show the table and write the reports; the exit code."""
+    for option, path in (("--json", outputs.json), ("--junit", outputs.junit)):
+        if path and not _writable(path):
+            raise GlmspecError(
+                f"{option} {path}: cannot be written. Name a file in a folder that is there and writable."
+            )
+    if wanted.cache and not _usable(wanted.cache):
+        raise GlmspecError(f"--cache {wanted.cache}: not a folder that can be made and written. Choose another.")
     report = validate_source(source, drafters, target, options, wanted, RichProgress(), config_only=config_only)
     report.show(Console())
-    if json_file:
-        write_json(json_file, report.to_json())
-    if junit:
-        write_bytes(junit, report.junit())
-    return report.ok
+    if outputs.json:
+        _write(outputs.json, json_bytes(report.to_json()))
+    if outputs.junit:
+        _write(outputs.junit, report.junit())
+    return report.exit_code
+
+
+def _write(path: Path, data: bytes) -> None:
+    """A whole file or nothing; what is no regular file (a pipe, /dev/stdout) is written into."""
+    if path.exists() and not path.is_file():
+        path.open("wb").write(data)
+    else:
+        write_bytes(path.resolve(), data)  # a link stays one
+
+
+def _writable(path: Path) -> bool:
+    if path.exists() and not path.is_file():
+        return os.access(path, os.W_OK)
+    return path.resolve().parent.is_dir() and os.access(path.resolve().parent, os.W_OK)
+
+
+def _usable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)

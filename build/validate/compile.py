@@ -90,7 +90,8 @@ def author(deployment: Deployment, unit: Unit, proxy: Backend) -> Network:
     form = replace(deployment.form(member, GENERATION), moe="composed", sizes=bucket(deployment, member))
     model = member.model
     if unit.layers is not None:
-        model = LayerGroup(member.config, member.taps, unit.layers, member.index_topk(limits))
+        rows = member.index_topk(limits)
+        model = LayerGroup(member.config, member.taps, unit.layers, rows, hidden=member.hidden)
     return model.author(limits, form, proxy)
 
 
@@ -100,7 +101,9 @@ def bucket(deployment: Deployment, member: Member) -> dict[str, int]:
     ranges: Ranges = limits.profiles(member.index_topk(limits))[GENERATION]
     blocks = min(limits.max_num_seqs, max(2, 16 // limits.block_rows))
     rows = blocks * limits.block_rows
+    pages = limits.pages_per_sequence + 1  # not the pool's, which depends on what else is deployed
     chosen = {"N": rows, "R": rows, "G": blocks, "S": limits.block_rows, "C": rows, "B": blocks}
+    chosen |= {"X": pages, "X+1": pages + 1}
     return {symbol: chosen.get(symbol, most) for symbol, (_, _, most) in ranges.items()}
 
 

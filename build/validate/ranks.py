@@ -1,13 +1,16 @@
 """Stage "ranks": tensor parallelism by dataflow, for the full size and without running anything.
 
-A value is *divided* when ranks hold different ones: a part of a weight, what is computed from it, a rank's own offset.
-A collective makes it whole again. What must be whole: every output, every cache, the lengths and choices of the step.
-And a divided term must not be added to a whole one: the sum over ranks would count the whole one once a rank.
+A value is *whole* when every rank has the same; a *part* when ranks have different slices of it (heads, columns,
+experts, what is computed from them); a *term* when the whole is the sum of what ranks have (a product over a divided
+axis, a lookup that finds nothing on other ranks). Parts may go through anything, a term only through what a sum
+commutes with. A collective makes either whole again. Outputs, caches and the other side of a sum with a whole value
+must be whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from glmspec.build.configs.limits import CONTEXT
 from glmspec.build.deployment import Member
@@ -17,6 +20,9 @@ from glmspec.build.network.shards import Mapping, layout_of
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 
+PART, COLUMNS, TERM = "part", "columns", "term"
+_FLOATS = ("float32", "bfloat16")
+_LINEAR = ("CAST", "SHUFFLE", "SLICE", "IDENTITY")  # layers that a sum over ranks commutes with
 _ADVICE = "A collective is missing or misplaced in the network's definition: report it."
 
 
@@ -43,54 +49,84 @@ def check(case: Case, _) -> Checked:
     return Checked(tuple(facts), tuple(faults))
 
 
-def divided_inputs(member: Member, case: Case, mapping: Mapping) -> set[str]:
-    """Names of the inputs that differ from rank to rank."""
+def divided_inputs(member: Member, case: Case, mapping: Mapping) -> dict[str, str]:
+    """Inputs that differ from rank to rank: name -> PART, or COLUMNS for weights divided along what is summed over."""
     form = case.deployment.form(member, CONTEXT)
-    names = {VOCABULARY_START, EXPERT_START}
+    states = {VOCABULARY_START: PART, EXPERT_START: PART}
     for weight in member.model.weights():
         whole = weight.whole(form.compute)
         layout = layout_of(whole, mapping)
         if layout.box(0) != layout.box(mapping.tp - 1):
-            names |= {spec.name for spec in form.specs(whole).values()}
-    return names
+            state = COLUMNS if layout.split.axis == "columns" else PART
+            states |= {spec.name: state for spec in form.specs(whole).values()}
+    return states
 
 
-def rank_faults(graph: Graph, parts: set[str]) -> Iterator[Fault]:
-    """Where a divided value is used as if it were whole."""
-    origin: dict[str, str] = {}  # divided value -> the layer whose product made it, for the message
-    for value in graph.inputs:
-        if value.name in parts:
-            origin[value.name] = value.name
+def rank_faults(graph: Graph, parts: dict[str, str]) -> Iterator[Fault]:
+    """Where a divided value is used as if it were whole, or a term as if it were a part."""
+    found = {value.name: _Divided(parts[value.name], value.name) for value in graph.inputs if value.name in parts}
+    ops = {node.region["region"]: node.region["op"] for node in graph.nodes if node.region and "op" in node.region}
     for node in graph.nodes:
         inputs = [value for value in node.inputs if value is not None]
-        from_parts = [value for value in inputs if value.name in origin]
+        divided = [found[value.name] for value in inputs if value.name in found]
         if node.kind == "DIST_COLLECTIVE":
-            if not from_parts:
-                yield Fault(node.name, "a collective of a value that is whole already.", _ADVICE)
-            continue
-        if not from_parts:
-            continue
-        if node.kind == "KV_CACHE_UPDATE":
-            yield Fault(node.name, f"a cache would differ between ranks, since {origin[from_parts[0].name]}.", _ADVICE)
-            continue
-        if _adds_whole(node, inputs, origin):
-            made = origin[from_parts[0].name]
-            why = f"its result differs between ranks and is added to a whole value at {node.name}."
-            yield Fault(made, why, _ADVICE)
-            continue
-        source = node.name if node.kind == "MATRIX_MULTIPLY" else origin[from_parts[-1].name]
-        origin.update({value.name: source for value in node.outputs})
+            yield from _collective_faults(node, divided)
+        elif divided:
+            experts = node.region is not None and ops[node.region["region"]] == "moe"
+            if wrong := None if experts else _misused(node, len(inputs), divided):
+                yield wrong
+                continue
+            lookup = node.kind == "SELECT" and node.inputs[0].name in found  # zero where another rank has the row
+            made = _state(node, divided, experts or (lookup and node.output.dtype in _FLOATS))
+            found.update({value.name: made for value in node.outputs})
     for value in graph.outputs:
-        if value.name in origin:
+        if value.name in found:
             why = f"its result differs between ranks and is the output {value.name}."
-            yield Fault(origin[value.name], why, _ADVICE)
+            yield Fault(found[value.name].source, why, _ADVICE)
 
 
-def _adds_whole(node: Node, inputs: list, origin: dict[str, str]) -> bool:
-    """True for a sum of a divided value and a whole one, in floating point (offsets of ids are meant to differ)."""
-    if node.kind != "ELEMENTWISE" or node.attributes["op"] not in ("SUM", "SUB") or len(inputs) != 2:
-        return False
-    return node.output.dtype in ("float32", "bfloat16") and sum(value.name in origin for value in inputs) == 1
+@dataclass(frozen=True)
+class _Divided:
+    """state: PART, COLUMNS or TERM. source: the last product that made it, for the message."""
+
+    state: str
+    source: str
+
+
+def _state(node: Node, divided: list[_Divided], term: bool) -> _Divided:
+    """What a layer makes of divided inputs. term: known to be one (a mixture of experts, of which ranks have different
+    ones or different columns of each; a lookup)."""
+    source = node.name if node.kind == "MATRIX_MULTIPLY" else divided[-1].source
+    states = {one.state for one in divided}
+    product = node.kind == "MATRIX_MULTIPLY" and COLUMNS in states
+    if term or product or TERM in states:
+        return _Divided(TERM, source)
+    return _Divided(COLUMNS if states == {COLUMNS} else PART, source)
+
+
+def _misused(node: Node, inputs: int, divided: list[_Divided]) -> Fault | None:
+    """The fault of using these where they must be whole, or of bending a term."""
+    source, states = divided[0].source, [one.state for one in divided]
+    if node.kind == "KV_CACHE_UPDATE":
+        return Fault(node.name, f"a cache would differ between ranks, since {source}.", _ADVICE)
+    sums = node.kind == "ELEMENTWISE" and node.attributes["op"] in ("SUM", "SUB") and node.output.dtype in _FLOATS
+    if sums and len(divided) < inputs:
+        return Fault(source, f"its result differs between ranks and is added to a whole value at {node.name}.", _ADVICE)
+    if TERM not in states:
+        return None
+    scaled = node.kind == "ELEMENTWISE" and node.attributes["op"] in ("PROD", "DIV") and len(divided) == 1
+    if node.kind in _LINEAR or scaled or (sums and set(states) == {TERM}):
+        return None
+    why = f"its result is this rank's term of a sum, and goes into {node.name} before the sum is taken."
+    return Fault(divided[states.index(TERM)].source, why, _ADVICE)
+
+
+def _collective_faults(node: Node, divided: list[_Divided]) -> Iterator[Fault]:
+    if not divided:
+        yield Fault(node.name, "a collective of a value that is whole already.", _ADVICE)
+    elif (node.attributes["op"] == "ALL_REDUCE") != (divided[0].state == TERM):
+        what = "slices are added up" if node.attributes["op"] == "ALL_REDUCE" else "terms of a sum are put side by side"
+        yield Fault(node.name, f"{what}, of {divided[0].source}.", _ADVICE)
 
 
 def _collectives_of_one(case: Case) -> Iterator[Fault]:

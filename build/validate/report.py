@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 from xml.etree import ElementTree
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+
+from glmspec.build.errors import GlmspecError
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 _SHOWN = 20  # faults of a stage shown on a terminal; JSON and JUnit have all
@@ -26,9 +28,16 @@ class Fault:
         return f"{self.where}: {self.message} {self.advice}".strip()
 
 
+def fault_of(error: GlmspecError) -> Fault:
+    """An error that names its place first, as ours do."""
+    where, _, message = str(error).partition(": ")
+    return Fault(where, message, "") if message else Fault("validate", where, "")
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """One stage. facts: what was checked, with numbers. why: of a stage that was not run."""
+    """One stage. facts: what was checked, with numbers. why: of a stage that was not run; missing: because this machine
+    lacks something."""
 
     stage: str
     title: str
@@ -36,6 +45,7 @@ class Outcome:
     facts: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     why: str = ""
+    missing: bool = False
 
     @property
     def status(self) -> str:
@@ -55,6 +65,11 @@ class Report:
         """True when no stage failed."""
         return not any(outcome.faults for outcome in self.outcomes)
 
+    @property
+    def exit_code(self) -> int:
+        """0: all passed. 1: a stage failed. 3: none did, and this machine lacks what a stage needs."""
+        return 1 if not self.ok else 3 if any(outcome.missing for outcome in self.outcomes) else 0
+
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists."""
         stages = [asdict(one) | {"status": one.status, "seconds": round(one.seconds, 2)} for one in self.outcomes]
@@ -62,7 +77,8 @@ class Report:
 
     def junit(self) -> bytes:
         """JUnit XML: a test case a stage."""
-        suite = ElementTree.Element("testsuite", name="glmspec validate")
+        about = " ".join(str(self.subject[key]) for key in ("target", "tp", "weights") if key in self.subject)
+        suite = ElementTree.Element("testsuite", name=f"glmspec validate {about}".strip(), errors="0")
         suite.set("tests", str(len(self.outcomes)))
         suite.set("failures", str(sum(one.status == FAILED for one in self.outcomes)))
         suite.set("skipped", str(sum(one.status == NOT_RUN for one in self.outcomes)))
@@ -76,39 +92,33 @@ class Report:
             if one.why:
                 ElementTree.SubElement(case, "skipped", message=_xml(one.why))
             if one.faults:
-                failure = ElementTree.SubElement(case, "failure", message=_xml(one.faults[0]))
+                first = _xml(one.faults[0]).splitlines()[0]
+                failure = ElementTree.SubElement(case, "failure", type="fault", message=first)
                 failure.text = _xml("\n".join(map(str, one.faults)))
-            ElementTree.SubElement(case, "system-out").text = _xml("\n".join(one.facts))
+            if one.facts:
+                ElementTree.SubElement(case, "system-out").text = _xml("\n".join(one.facts))
         ElementTree.indent(suite)
         return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True) + b"\n"
 
     def show(self, console: Console) -> None:
         """The table, then the faults in full."""
         title = ", ".join(f"{key} {value}" for key, value in self.subject.items())
-        table = Table(title=f"Validation: {title}", title_justify="left")
+        table = Table(title=escape(f"Validation: {title}"), title_justify="left")
         for column, justify in (("stage", "left"), ("result", "left"), ("seconds", "right"), ("checked", "left")):
             table.add_column(column, justify=justify, overflow="fold", no_wrap=column == "stage")
         for one in self.outcomes:
             colour = {PASSED: "green", FAILED: "red", NOT_RUN: "yellow"}[one.status]
-            told = one.why or "\n".join(one.facts) or one.title
-            table.add_row(one.stage, f"[{colour}]{one.status}[/{colour}]", f"{one.seconds:.1f}", _plain(told))
+            told = one.why or "\n".join(one.facts) or (f"faults: {len(one.faults)}, below" if one.faults else one.title)
+            table.add_row(one.stage, f"[{colour}]{one.status}[/{colour}]", f"{one.seconds:.1f}", escape(told))
         console.print(table)
         for one in self.outcomes:
             for fault in one.faults[:_SHOWN]:
                 console.print(f"{one.stage}: {fault}", markup=False, highlight=False, soft_wrap=True)
             if len(one.faults) > _SHOWN:
                 console.print(f"{one.stage}: and {len(one.faults) - _SHOWN} more (see --json)")
-
-
-def listed(names: Iterable[str], most: int = 3) -> str:
-    """A few names, and how many more."""
-    every = list(names)
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return ", ".join(every[:most]) + more
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
+        count = {status: sum(one.status == status for one in self.outcomes) for status in (PASSED, FAILED, NOT_RUN)}
+        seconds = sum(one.seconds for one in self.outcomes)
+        console.print(", ".join(f"{n} {status}" for status, n in count.items() if n) + f", {seconds:.0f} s")
 
 
 def _xml(value: Any) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
@@ -16,7 +19,7 @@ from glmspec.build.progress import Progress
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
 from glmspec.build.validate.case import Case, Checked
-from glmspec.build.validate.report import Fault, Outcome, Report
+from glmspec.build.validate.report import Fault, Outcome, Report, fault_of
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def validate_source(
 ) -> Report:
     """Open, then validate. A checkpoint that does not open is a fault of the stage "config", or of "weights" when its
     tensors are to blame; later stages are not run then."""
-    subject = {"source": str(verifier), "target": target.name, "tp": options.tp or 1, "quant": options.quant}
+    subject = {"glmspec": version("glmspec"), "source": str(verifier), "target": target.name, "quant": options.quant}
     start = time.perf_counter()
     try:
         deployment = open_deployment(verifier, drafters, target, options, config_only=config_only)
@@ -124,15 +127,26 @@ def validate(deployment: Deployment, wanted: Wanted, progress: Progress, opened:
         for stage in stages:
             outcomes.append(_run(stage, case, wanted, outcomes, opened if stage is stages[0] else 0.0))
             advance(stage.name)
-    mapping = deployment.mapping
-    subject = {
+    return Report(_subject(deployment), tuple(outcomes))
+
+
+def _subject(deployment: Deployment) -> dict[str, Any]:
+    """What a report is about, so that two of them can be told apart."""
+    mapping, limits = deployment.mapping, deployment.limits
+    formats = sorted(set(deployment.verifier.origin.form(deployment.compute).formats.values()))
+    return {
+        "glmspec": version("glmspec"),
         "source": str(deployment.verifier.folder),
         "target": deployment.target.name,
         "tp": mapping.tp,
         "ep": mapping.ep,
+        "weights": ", ".join(formats) or "plain",
         "compute": deployment.compute,
+        "models": ", ".join(member.name for member in deployment.members),
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
     }
-    return Report(subject, tuple(outcomes))
 
 
 @contextmanager
@@ -163,19 +177,26 @@ def _run(stage: Stage, case: Case, wanted: Wanted, before: list[Outcome], opened
     try:
         checked = stage.check(case, wanted)
     except MissingCapability as error:
-        return Outcome(stage.name, stage.title, time.perf_counter() - start, why=str(error))
+        return Outcome(stage.name, stage.title, time.perf_counter() - start, why=str(error), missing=True)
     except GlmspecError as error:
-        checked = Checked((), (Fault(stage.title, str(error), ""),))
+        checked = Checked((), (fault_of(error),))
+    except Exception as error:  # ours: the other stages, and the report, are worth having all the same
+        told = f"{type(error).__name__}: {error}"
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"glmspec failed in {Path(where.filename).name}:{where.lineno} ({told})."
+        checked = Checked((), (Fault(stage.title, why, "This is a fault of glmspec: report it."),))
     seconds = time.perf_counter() - start + opened
     return Outcome(stage.name, stage.title, seconds, checked.facts, checked.faults)
 
 
 def _unopened(subject: dict, error: GlmspecError, wanted: Wanted, seconds: float) -> Report:
+    """A report of a checkpoint that could not be opened: a tensor's fault is the stage "weights"'s."""
     blamed = "weights" if isinstance(error, CheckpointError) else "config"
     outcomes = []
     for stage in STAGES:
         if stage.name == blamed:
-            outcomes.append(Outcome(stage.name, stage.title, seconds, faults=(Fault("checkpoint", str(error), ""),)))
-        elif stage.name in wanted.stages and stage.name != "config":
-            outcomes.append(Outcome(stage.name, stage.title, why=f"needs {blamed}"))
+            outcomes.append(Outcome(stage.name, stage.title, seconds, faults=(fault_of(error),)))
+        elif stage.name in wanted.stages:
+            why = "" if stage.name == "config" else f"needs {blamed}"  # configs are read before tensors
+            outcomes.append(Outcome(stage.name, stage.title, why=why))
     return Report(subject, tuple(outcomes))

@@ -2,8 +2,9 @@
 
 The twin keeps what decides the arithmetic (kinds of layers and their order, rotary bases and flags, routing, norms) and
 shrinks what only decides its size. Random weights with random norms and biases; a context beyond `index_topk`; a chunk
-of a prompt, then a block. First in float32 on one rank, layer by layer, against transformers; then in the deployment's
-own form (number formats, ranks) against the same weights dequantized.
+of a prompt, then a block. Three comparisons: float32 on one rank, every layer run, against transformers; float32 on the
+deployment's ranks in lockstep; and its number formats on those ranks, one layer at a time on the same input, against
+the same weights dequantized.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import torch
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.deployment import Deployment
+from glmspec.build.errors import ConfigError, MissingCapability
+from glmspec.build.models.layer_group import STREAM, LayerGroup
 from glmspec.build.network.form import Form
 from glmspec.build.network.formats import BLOCK
 from glmspec.build.network.shards import Mapping
@@ -29,7 +32,9 @@ from glmspec.build.validate.report import Fault
 from glmspec.convert.calibration import Activations
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Options, plan_conversion
-from glmspec.convert.recipe import Recipe, Rule
+from glmspec.convert.recipe import RECIPES, Recipe, Rule, quantizable
+from glmspec.convert.source import Source
+from glmspec.convert.storage import weights_of
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
@@ -40,9 +45,16 @@ _LIMITS = EngineLimits(
 )
 _PAGES = (3, 1, 6, 2, 8, 5, 4, 7)
 EXACT = 1e-4  # of the largest value: float32, sums in another order
-ROUNDED = 0.35  # relative L2 after the first layer, where activations are rounded to FP8 or NVFP4
+# Relative L2 of what a layer adds to the stream, where activations are rounded: about twice what sound layers show.
+ROUNDED = {"fp8_block": 0.35, "fp8": 0.5, "nvfp4": 0.5}
 _ADVICE = "The networks would compute something else than the published model: report it, with your config.json."
-# Keys of the published config that only say in another way what the lists of the twin say.
+# What the twin takes from the deployment's config.json: what decides the arithmetic.
+_KEPT = (
+    "architectures", "model_type", "hidden_act", "n_shared_experts", "norm_topk_prob", "routed_scaling_factor",
+    "rope_parameters", "rope_theta", "rope_interleave", "indexer_rope_interleave", "rms_norm_eps", "scoring_func",
+    "topk_method", "n_group", "topk_group", "attention_bias", "mlp_bias",
+)  # fmt: skip
+# Keys that say in another way what the lists of the twin say; the published class adds them.
 _SHORTHANDS = ("first_k_dense_replace", "index_topk_freq", "index_skip_topk_offset", "index_topk_pattern")
 
 
@@ -58,30 +70,44 @@ class _Twin:
 
 
 def check(case: Case, _) -> Checked:
-    """Both comparisons."""
+    """All comparisons."""
     deployment = case.deployment
     with tempfile.TemporaryDirectory() as home:
         case.tick("the twin in transformers")
         twin = make_twin(Path(home), deployment)
         case.tick("the twin in float32, layer by layer")
-        faults = list(plain_faults(twin))
-        case.tick("the twin in the deployment's form")
-        told, wrong = form_faults(twin, deployment)
-    layers = twin.config["num_hidden_layers"]
-    facts = (f"{layers} layers, {len(twin.ids)} tokens, index_topk {_TOPK}: float32 against transformers", told)
+        faults = list(plain_faults(twin, Mapping()))
+        if deployment.mapping.tp > 1:
+            case.tick("the twin on all ranks")
+            faults += plain_faults(twin, deployment.mapping)
+        case.tick("the twin in the deployment's number formats")
+        told, wrong = format_faults(twin, deployment)
+    mapping, layers = deployment.mapping, twin.config["num_hidden_layers"]
+    facts = (
+        f"{layers} layers, {len(twin.ids)} tokens, index_topk {_TOPK}: float32 against transformers, on one rank"
+        + (f" and on {mapping.tp} (ep {mapping.ep}) in lockstep" if mapping.tp > 1 else ""),
+        *told,
+    )
     return Checked(facts, (*faults, *wrong))
 
 
 def make_twin(home: Path, deployment: Deployment) -> _Twin:
     """Write the twin's checkpoint, and run transformers on it."""
-    from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
-    from transformers.utils import logging
+    try:
+        from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+        from transformers.utils import logging
+    except ImportError as error:
+        raise MissingCapability(f"transformers with GLM-5.3's class cannot be imported ({error}).") from None
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     values = shrunken(deployment)
+    try:
+        config = GlmMoeDsaConfig(**values, attn_implementation="eager")
+    except Exception as error:  # whatever its checks raise
+        raise ConfigError(f"the twin's config: transformers refuses it ({error}).") from None
     generator = torch.Generator().manual_seed(0)
-    model = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**values, attn_implementation="eager")).float().eval()
+    model = GlmMoeDsaForCausalLM(config).float().eval()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "inv_freq" not in name:
@@ -104,9 +130,8 @@ def make_twin(home: Path, deployment: Deployment) -> _Twin:
 def shrunken(deployment: Deployment) -> dict[str, Any]:
     """The deployment's config.json with small sizes, which all its ranks divide in 128-wide blocks."""
     origin, config = deployment.verifier.origin, deployment.verifier.config
-    values = dict(origin.record["hf_config"] if isinstance(origin, Checkpoint) else origin.source.config)
-    for key in ("quantization_config", *_SHORTHANDS):
-        values.pop(key, None)
+    given = origin.record["hf_config"] if isinstance(origin, Checkpoint) else origin.source.config
+    values = {key: given[key] for key in _KEPT if key in given}
     tp, ep = deployment.mapping.tp, deployment.mapping.ep
     layers = _telling_layers(config)
     experts = max(8, 2 * ep)
@@ -141,59 +166,99 @@ def shrunken(deployment: Deployment) -> dict[str, Any]:
     )
 
 
-def plain_faults(twin: _Twin) -> Iterator[Fault]:
-    """The plain network in float32, every layer run, against transformers: each layer's stream, then the logits."""
-    checkpoint = plan_conversion(twin.folder / "hf").write(twin.folder / "plain")
-    every = tuple(range(len(twin.streams)))
-    found = _run(checkpoint, Form(compute="float32"), [checkpoint.load()], twin, taps=every, regions=False)
+def plain_faults(twin: _Twin, mapping: Mapping) -> Iterator[Fault]:
+    """The plain network in float32 against transformers: each layer's stream, then the logits. On one rank every layer
+    of the network is run, on several its ops."""
+    checkpoint = _converted(twin, Options(RECIPES["auto"], mapping))
+    every, on = tuple(range(len(twin.streams))), f" on {mapping.tp} ranks" if mapping.tp > 1 else ""
+    model = Model(
+        checkpoint.config, _LIMITS, checkpoint.form("float32"), _tensors(checkpoint), taps=every, regions=mapping.tp > 1
+    )
+    found = _run(model, twin)
     for layer, expected in enumerate(twin.streams):
-        if (error := _largest(found[f"tap.{layer}"], expected)) > EXACT:
+        error = _largest(found[f"tap.{layer}"], expected)
+        if not error <= EXACT:  # NaN too
             where = "model.embed_tokens" if layer == 0 else f"model.layers.{layer - 1}"
-            yield Fault(where, f"its output (tap {layer}) differs from transformers' by {error:.1e}.", _ADVICE)
+            yield Fault(where, f"its output (tap {layer}){on} differs from transformers' by {error:.1e}.", _ADVICE)
             return
-    if (error := _largest(found["logits"], twin.logits)) > EXACT:
-        yield Fault("lm_head", f"the logits differ from transformers' by {error:.1e}.", _ADVICE)
+    error = _largest(found["logits"], twin.logits)
+    if not error <= EXACT:
+        yield Fault("lm_head", f"the logits{on} differ from transformers' by {error:.1e}.", _ADVICE)
     if not torch.equal(found["greedy_ids"].long(), twin.logits.argmax(-1)):
-        yield Fault("argmax", "the greedy tokens differ from transformers'.", _ADVICE)
+        yield Fault("argmax", f"the greedy tokens{on} differ from transformers'.", _ADVICE)
 
 
-def form_faults(twin: _Twin, deployment: Deployment) -> tuple[str, list[Fault]]:
-    """The deployment's form, all ranks in lockstep, against the same weights dequantized on one rank."""
+def format_faults(twin: _Twin, deployment: Deployment) -> tuple[list[str], list[Fault]]:
+    """The deployment's formats on its ranks, a layer at a time: what it adds to the stream, against dequantized weights
+    on one rank with the same input."""
     form = deployment.verifier.origin.form("float32")
-    mapping = form.mapping
-    options = Options(_recipe(form), mapping, _activations(twin, form))
-    checkpoint = plan_conversion(twin.folder / "hf", options).write(twin.folder / "form")
-    whole = plan_conversion(twin.folder / "hf", Options(options.recipe, Mapping(), options.activations))
-    one = whole.write(twin.folder / "one")
-    own = checkpoint.form("float32")
-    found = _run(checkpoint, own, [checkpoint.tensors(rank) for rank in range(mapping.tp)], twin, taps=(1,))
-    expected = _run(one, Form(compute="float32"), [one.load()], twin, taps=(1,))
-    rounds = bool(own.scaled) or "fp8_block" in own.formats.values()
-    name = "tap.1" if rounds else "logits"
-    error = _distance(found[name], expected[name]) if rounds else _largest(found[name], expected[name])
-    bound = ROUNDED if rounds else EXACT
-    formats = ", ".join(sorted(set(own.formats.values()))) or "plain weights"
-    told = f"{formats} on {mapping.tp} ranks (ep {mapping.ep}) in lockstep: {error:.1e} from them dequantized on one"
-    if not error <= bound:  # NaN too
-        why = f"{formats} on {mapping.tp} ranks: {name} is {error:.1e} from dequantized weights, allowed {bound}."
-        return told, [Fault("the deployment's form", why, _ADVICE)]
-    return told, []
+    if not form.formats:
+        return [], []
+    recipe, activations = _recipe(form), _activations(twin, form)
+    many = _converted(twin, Options(recipe, form.mapping, activations))
+    one = _converted(twin, Options(recipe, Mapping(), activations))
+    own, plain = many.form("float32"), Form(compute="float32")
+    weights, whole, faults = _tensors(many), [one.load()], []
+    worst, allowed = 0.0, 0.0
+    handed = _step(twin, 0, len(twin.ids)) | {STREAM: twin.streams[0]}
+    for layer in range(len(twin.streams) - 1):
+        tree = LayerGroup(one.config, (layer + 1,), range(layer, layer + 1), _LIMITS.index_topk(_TOPK))
+        expected = Model(one.config, _LIMITS, plain, whole, tree=tree).run(handed)
+        found = Model(one.config, _LIMITS, own, weights, tree=tree).run(handed)
+        tap = f"tap.{layer + 1}"
+        added = expected[tap] - twin.streams[layer]
+        error = float((found[tap] - expected[tap]).norm() / added.norm())
+        bound = _bound(own, layer)
+        worst, allowed = max(worst, error), max(allowed, bound)
+        if not error <= bound:
+            why = f"what it adds is {error:.1e} from its dequantized weights', allowed {bound}."
+            faults.append(Fault(f"model.layers.{layer}", why, _ADVICE))
+        handed |= {name: tensor for name, tensor in expected.items() if name.startswith("group.")}
+        handed[STREAM] = twin.streams[layer + 1]
+    formats = ", ".join(sorted(set(own.formats.values())))
+    rounds = "activations are rounded" if allowed > EXACT else "only weights are quantized"
+    told = f"{formats}, a layer at a time: {worst:.1e} from dequantized weights (allowed {allowed}: {rounds})"
+    return [told], faults
 
 
-def _run(checkpoint: Checkpoint, form: Form, weights: list, twin: _Twin, **options: Any) -> dict[str, torch.Tensor]:
+def _bound(form: Form, layer: int) -> float:
+    """How far a layer may be off: exact where only weights are quantized."""
+    prefix = f"model.layers.{layer}."
+    rounds = {
+        format
+        for name, format in form.formats.items()
+        if name.startswith(prefix) and (format == "fp8_block" or name in form.scaled)
+    }
+    return max((ROUNDED[format] for format in rounds), default=EXACT)
+
+
+def _converted(twin: _Twin, options: Options) -> Checkpoint:
+    """The twin's checkpoint, converted."""
+    out = Path(tempfile.mkdtemp(dir=twin.folder)) / "ck"
+    return plan_conversion(twin.folder / "hf", options).write(out)
+
+
+def _tensors(checkpoint: Checkpoint) -> list[dict[str, torch.Tensor]]:
+    return [checkpoint.tensors(rank) for rank in range(checkpoint.mapping.tp)]
+
+
+def _run(model: Model, twin: _Twin) -> dict[str, torch.Tensor]:
     """A chunk of the prompt, then a block; all rows' outputs."""
-    model = Model(checkpoint.config, _LIMITS, form, weights, **options)
-    outputs = []
-    cut = len(twin.ids) - _BLOCK_ROWS
+    outputs, cut = [], len(twin.ids) - _BLOCK_ROWS
     for start, stop in ((0, cut), (cut, len(twin.ids))):
-        span = Span(list(_PAGES), start, stop - start)
-        step = pack_rows([Rows(span, twin.ids[start:stop], stop - start)], _LIMITS, -(-_TOPK // _LIMITS.page_size))
-        outputs.append({name: tensor.clone() for name, tensor in model.run(step).items()})
-    return {name: torch.cat([out[name] for out in outputs]) for name in outputs[0] if not name.startswith("cache.")}
+        made = model.run(_step(twin, start, stop))
+        outputs.append({name: made[name].clone() for name in made if not name.startswith("cache.")})
+    return {name: torch.cat([out[name] for out in outputs]) for name in outputs[0]}
+
+
+def _step(twin: _Twin, start: int, stop: int) -> dict[str, torch.Tensor]:
+    """The inputs of a step over some of the tokens."""
+    rows = Rows(Span(list(_PAGES), start, stop - start), twin.ids[start:stop], stop - start)
+    return pack_rows([rows], _LIMITS, -(-_TOPK // _LIMITS.page_size))
 
 
 def _telling_layers(config: VerifierConfig) -> int:
-    """As few layers as show every kind there is, and how one follows another."""
+    """As few layers as show every kind there is."""
     kinds = list(zip(config.mlp_layer_types, config.indexer_types, strict=True))
     return max(min(2, len(kinds)), *(kinds.index(kind) + 1 for kind in set(kinds)))
 
@@ -213,10 +278,6 @@ def _kind(name: str) -> str:
 
 def _activations(twin: _Twin, form: Form) -> Activations:
     """An amax for every module whose activations the deployment rounds by a scale of the checkpoint."""
-    from glmspec.convert.recipe import quantizable
-    from glmspec.convert.source import Source
-    from glmspec.convert.storage import weights_of
-
     kinds = {_kind(name) for name in form.scaled}
     modules = [name.removesuffix(".weight") for name in weights_of(Source(twin.folder / "hf"))]
     found = [one for one in modules if quantizable(one) and _kind(f"{one}.weight") in kinds]
@@ -251,7 +312,3 @@ def _stable_topk() -> Iterator[None]:
 
 def _largest(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
-
-
-def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())

@@ -49,7 +49,8 @@ def _check_checkpoint(deployment: Deployment, member: Member, users: list[Member
         wanted |= {spec.name: spec for spec in user.model.weight_inputs(form)}
     ranks, faults = member.origin.mapping.tp, []
     for rank in range(ranks):
-        found = member.origin.held(rank)
+        every = member.origin.held(rank)
+        found = {name: one for name, one in every.items() if name in wanted or not _beyond(member, name)}
         faults += _compare(member, rank, found, wanted)
     size = sum(tensor.size for tensor in found.values())
     numbers = sum(math.prod(spec.dims) for spec in wanted.values())
@@ -68,8 +69,7 @@ def _compare(member: Member, rank: int, found: dict[str, Held], wanted: dict[str
             if name not in member.origin.shared:
                 yield Fault(f"{where}: {name}", f"missing, expected {wanted[name]}.", advice)
         elif name not in wanted:
-            if not _beyond(member, name):
-                yield Fault(f"{where}: {name}", "surplus: no input of the network takes it.", advice)
+            yield Fault(f"{where}: {name}", "surplus: no input of the network takes it.", advice)
         elif not _fits(found[name], wanted[name]):
             shown = f"{found[name].dtype}{list(found[name].shape)}"
             yield Fault(f"{where}: {name}", f"found {shown}, expected {wanted[name]}.", advice)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import tensorrt_rtx
 import torch
-from support.models import random_verifier
+from support.cli import done, refused
+from support.models import ASSETS, random_verifier
 
 from glmspec.build import bundle, machine
 from glmspec.build.configs.target import TARGETS
@@ -138,7 +139,9 @@ def test_finishing_asks_tensorrt_for_two_plans_and_nothing_else(source, tmp_path
         made = prepared(source, tmp_path / "b", tp=2, quant="nvfp4")
     tensorrt.clear()
     bundle.finish(made, tmp_path / "engines", Progress())
-    generation, context = (builder.calls for builder in tensorrt)
+    asked = [builder.calls for builder in tensorrt]
+    assert asked[:2] == [[], []]  # both contracts are compared before anything is compiled
+    generation, context = asked[2:]
     assert generation == [
         ("set_preview_feature", "multidevice", True),  # ranks talk to each other
         ("create_timing_cache", b""),
@@ -217,14 +220,73 @@ def test_a_changed_bundle_is_refused(made, tmp_path, tensorrt):
         bundle.finish(made, tmp_path / "e", Progress())
 
 
-def test_another_contract_is_refused_with_both(made, tmp_path, tensorrt):
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+def test_another_contract_is_refused_with_both(made, tmp_path, tensorrt, side):
     values = record(made)
-    spec = next(one for one in values["members"][0]["contract"]["inputs"] if one["name"] == "cache.layers.0.latent")
+    name = "cache.layers.0.latent"
+    spec = next(one for one in values["members"][0]["contract"][side] if one["name"].startswith(name))
     spec["dims"][3] += 8
     (made / "config.json").write_text(json.dumps(values))
     with pytest.raises(EngineError, match=r"authors cache\.layers\.0\.latent bfloat16.*prepared with cache\.layers\.0"):
         bundle.finish(made, tmp_path / "e", Progress())
     assert not (tmp_path / "e").exists()
+
+
+def test_changed_or_missing_weights_are_refused(made, tmp_path, tensorrt):
+    path = made / "checkpoints" / "verifier" / "rank0.safetensors"
+    data = bytearray(path.read_bytes())
+    for broken, text in ((data[:-1], "bytes, expected"), (data[:-1] + bytes([data[-1] ^ 1]), "changed since")):
+        path.write_bytes(broken)
+        with pytest.raises(GlmspecError, match=text):
+            bundle.finish(made, tmp_path / "e", Progress())
+    path.unlink()
+    with pytest.raises(GlmspecError, match="missing"):
+        bundle.finish(made, tmp_path / "e", Progress())
+
+
+def test_a_missing_file_is_refused(made, tmp_path, tensorrt):
+    (made / "plugins" / "manifest.json").unlink()
+    with pytest.raises(EngineError, match=r"manifest\.json: missing"):
+        bundle.finish(made, tmp_path / "e", Progress())
+
+
+@pytest.mark.parametrize(
+    "key, value", [("target", "zzz"), ("compute", 7), ("limits", 7), ("members", 7), ("members", [{"name": "x"}])]
+)
+def test_a_damaged_record_is_refused_by_key(made, tmp_path, key, value):
+    values = record(made) | {key: value}
+    (made / "config.json").write_text(json.dumps(values))
+    with pytest.raises(GlmspecError, match=f"{key}: found"):
+        bundle.finish(made, tmp_path / "e", Progress())
+
+
+def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatch):
+    with monkeypatch.context() as bare:
+        bare.setattr(machine, "this_machine", lambda package: Machine(None, None))
+        with pytest.raises(MissingCapability):
+            options = Options(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=True)
+            drafters = (ASSETS / "tiny-dspark",)
+            build_engines(
+                ASSETS / "tiny-verifier", drafters, TARGETS["b300"], options, tmp_path / "b", Progress(), check=False
+            )
+    monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM103", VERSION))
+    bundle.finish(tmp_path / "b", tmp_path / "e", Progress())
+    values = record(tmp_path / "e")
+    assert (values["mtp"], [one["name"] for one in values["drafters"]]) == ("mtp", ["dspark"])
+    assert values["drafters"][0]["source"] == "tiny-dspark"
+    verifier = record(tmp_path / "e" / "verifier")
+    outputs = {one["name"] for one in verifier["contract"]["outputs"]}
+    taps = {f"tap.{tap}" for tap in verifier["build_config"]["taps"]}
+    assert taps and taps | {"hidden"} <= outputs
+    assert (tmp_path / "e" / "tokenizer" / "tokenizer.json").exists()
+    assert record(tmp_path / "e" / "mtp")["weights"] == verifier["weights"]
+
+
+def test_verify_and_inspect_know_a_bundle(made):
+    assert "as it was prepared" in done("verify", made).stdout
+    shown = done("inspect", made).stdout
+    assert "engine bundle for b200" in shown and "--from-bundle" in shown
+    assert "a bundle, not an engine directory yet" in refused(1, "repo", made, "-o", made.parent / "r")
 
 
 def test_what_is_no_bundle_is_refused(source, tmp_path):

@@ -471,6 +471,11 @@ def test_the_profile_is_recorded(small):
     assert build_config["profiles"] == json.loads(json.dumps(wanted))
 
 
+def test_an_engine_directory_of_another_version_is_refused(copied):
+    rewrite(copied, lambda values: values.pop("mtp"))
+    refused_at_load(copied, "another version", "Build the engine directory again")
+
+
 # -- what is legal and surprising is said ---------------------------------------------------------
 
 

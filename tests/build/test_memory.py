@@ -78,7 +78,9 @@ def test_what_is_asked_for_is_given_or_refused(full):
     graphs = greatest_steps(deployment(full, tp=8, quant="nvfp4"), TRT)
     some = deployment(full, tp=8, quant="nvfp4", max_cached_tokens=200_000)
     assert plan_memory(some, graphs).tokens == 200_000
-    with pytest.raises(ConfigError, match=r"weights .* GB .* room for [\d,]+ cached tokens .* at least 90,000,00"):
+    with pytest.raises(ConfigError, match=r"weights .* GB .* room for [\d,]+ cached tokens .* at least 3,000,000"):
+        plan_memory(deployment(full, tp=8, quant="nvfp4", max_cached_tokens=3_000_000), graphs)
+    with pytest.raises(ConfigError, match=r"--max-cached-tokens: found 90,000,000, expected at most 3,72"):
         plan_memory(deployment(full, tp=8, quant="nvfp4", max_cached_tokens=90_000_000), graphs)
     with pytest.raises(ConfigError, match="one sequence of 131,072 tokens must fit"):
         deployment(full, tp=8, max_cached_tokens=1000)

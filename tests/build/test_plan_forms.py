@@ -103,6 +103,13 @@ def test_groups_of_layers_are_the_whole_network(folder):
         named = (node for node in graph.nodes if node.name.startswith(("model.", "lm_head")))
         return {node.name: (node.kind, str(node.attributes), node.outputs[0].shape) for node in named}
 
+    def makers(graph) -> dict[str, str]:
+        """Which layer gives each tap."""
+        return {
+            value.name: node.name for node in graph.nodes for value in node.outputs if value.name.startswith("tap.")
+        }
+
+    assert makers(parts[0]) | makers(parts[1]) == makers(whole) and len(makers(whole)) == 3
     together = layers(parts[0]) | layers(parts[1])
     assert together == layers(whole)
     assert {value.name for part in parts for value in part.inputs} >= {value.name for value in whole.inputs}

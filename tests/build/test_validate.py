@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from support.models import DATA, GOLDENS, random_verifier
+from support.cli import done, refused, run
+from support.models import ASSETS, DATA, GOLDENS, random_verifier
 
 from glmspec.build.configs import limits
 from glmspec.build.configs.target import TARGETS
@@ -24,7 +26,7 @@ from glmspec.build.models import verifier
 from glmspec.build.network import ops, shards
 from glmspec.build.network.reader import Graph, Node, Value
 from glmspec.build.progress import Progress
-from glmspec.build.validate import tensorrt_limits
+from glmspec.build.validate import coverage, tensorrt_limits
 from glmspec.build.validate.report import Fault, Outcome, Report
 from glmspec.build.validate.run import NAMES, Wanted, refuse_failures, validate_source
 from glmspec.convert.conversion import Options as Conversions
@@ -135,11 +137,19 @@ def test_what_compiled_once_is_remembered(folder, tmp_path):
 
 @pytest.mark.parametrize("quant, tp, ep", [("auto", 1, 1), ("fp8", 2, 1), ("nvfp4", 2, 2)])
 def test_a_small_verifier_passes_every_stage(folder, quant, tp, ep):
-    drafter = ()
-    report = check(folder, quant=quant, tp=tp, ep=ep, drafters=drafter, target="rtx-pro-6000", max_num_seqs=2)
+    report = check(folder, quant=quant, tp=tp, ep=ep, target="rtx-pro-6000", max_num_seqs=2)
     assert report.ok, told(report)
     assert [one.stage for one in report.outcomes] == list(NAMES)
     assert {one.status for one in report.outcomes} == {"passed"}
+
+
+def test_the_shipped_models_pass_every_stage():
+    """Their config is one that transformers saved: with keys that the twin must not take."""
+    drafters = (ASSETS / "tiny-dspark", ASSETS / "tiny-dflash2")
+    report = check(ASSETS / "tiny-verifier", drafters=drafters, tp=2, quant="nvfp4", mtp=True)
+    assert report.ok and report.exit_code == 0, told(report)
+    assert {one.status for one in report.outcomes} == {"passed"}
+    assert report.subject["models"] == "verifier, mtp, dspark, dflash2"
 
 
 def test_drafters_are_validated_too():
@@ -229,6 +239,16 @@ def _summed_twice(self, x_ND, step, shared):
     return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND))), attended
 
 
+def _bent_term(self, x_ND, step, shared):
+    attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
+    x_ND = x_ND + ops.all_reduce(ops.silu(attention_ND))  # of every rank's term, instead of their sum
+    return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND))), attended
+
+
+def _own_words_only(part_RF, vocab):
+    return ops.concat([part_RF, part_RF], 1)  # as if every rank had the same columns
+
+
 def _own_rows_only(self, ids_N):
     own_N = ids_N - ids_N.net.inputs[basic.VOCABULARY_START]
     return ops.gather(self.weight.tensor, own_N)  # as if the others' rows did not matter
@@ -305,10 +325,17 @@ class _MoeLayer:
     native = staticmethod(_always_the_layer)
 
 
+class _Swapped:
+    """The op with gate and up changed about."""
+
+    native = staticmethod(_halves_swapped)
+
+
 PLANTS: dict[str, Plant] = {
     "contradictory indexer pattern": Plant("config", "indexer_types", in_config(index_topk_pattern="FSSS")),
     "K over TensorRT's limit": Plant(
-        "config", "index_topk: found 4096", in_config(index_topk=4096, max_position_embeddings=8192)
+        "config", "index_topk: found 4096", in_config(index_topk=4096, max_position_embeddings=8192),
+        dict(max_model_len=8192),
     ),
     "ranks that do not divide the heads": Plant("config", "Legal with --ep 1", lambda *_: None, dict(tp=16)),
     "an FP8 cache": Plant("config", "--kv-cache-dtype", lambda *_: None, dict(kv_cache_dtype="fp8")),
@@ -341,6 +368,12 @@ PLANTS: dict[str, Plant] = {
     "embedding of one rank": Plant(
         "ranks", "differ", in_code(basic.VocabularyEmbedding, "forward", _own_rows_only), TP2
     ),
+    "a term of a sum bent before the sum": Plant(
+        "ranks", "before the sum is taken", in_code(verifier.DecoderLayer, "forward", _bent_term), TP2
+    ),
+    "logits of one rank's words": Plant(
+        "ranks", "is the output", in_code(verifier, "whole_vocabulary", _own_words_only), dict(tp=2)
+    ),
     "profile that excludes a legal batch": Plant(
         "profiles", "fits no profile", in_code(limits.EngineLimits, "_ranges", _tight_ranges)
     ),
@@ -356,21 +389,15 @@ PLANTS: dict[str, Plant] = {
     "wrong eps of the latent norms": Plant("twin", "layers.0", in_code(mla, "LATENT_NORM_EPS", 1e-2), {}, TWIN),
     "index scores without ReLU": Plant("twin", "layers.", in_code(index_topk.ops, "relu", lambda x: x), {}, TWIN),
     "routing weights not scaled": Plant("twin", "layers.2", in_code(moe.Router, "forward", _unscaled), {}, TWIN),
-    "gate and up swapped": Plant("twin", "layers.2", in_code(moe, "moe", None), {}, TWIN),
+    "gate and up swapped": Plant("twin", "layers.2", in_code(moe, "moe", _Swapped), {}, TWIN),
     "experts of the wrong rank": Plant(
         "twin", "ranks", in_code(runtime_model, "_table", _first_experts), dict(tp=2, ep=2), TWIN
     ),
+    "experts of the wrong rank, in FP8": Plant(
+        "twin", "model.layers.", in_code(runtime_model, "_table", _first_experts), dict(tp=2, ep=2, quant="fp8"), TWIN
+    ),
     "a kernel beyond its registers": Plant("kernels", "registers", _lowered_limits, {}, ("config", "kernels")),
 }  # fmt: skip
-
-
-class _Swapped:
-    """The op with gate and up changed about."""
-
-    native = staticmethod(_halves_swapped)
-
-
-PLANTS["gate and up swapped"].plant = in_code(moe, "moe", _Swapped)
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -378,8 +405,6 @@ def test_a_planted_fault_is_caught_by_its_stage(name, folder, tmp_path, monkeypa
     plant = PLANTS[name]
     source = plant.plant(monkeypatch, folder, tmp_path) or folder
     options = {"max_num_seqs": 2, "max_model_len": 64, "target": "b200", **plant.options}
-    if name == "K over TensorRT's limit":
-        options["max_model_len"] = 8192
     report = check(source, *plant.stages, **options)
     assert failed(report)[:1] == [plant.stage], told(report) or [one.why for one in report.outcomes]
     assert plant.text in told(report)
@@ -397,6 +422,67 @@ def test_too_little_memory_says_what_would_fit(full):
     assert failed(report) == ["memory"]
     assert "h200" in told(report) and "--quant nvfp4" in told(report) and "cached tokens" in told(report)
     assert {one.stage for one in report.outcomes if one.why} == {"limits"}  # which needs the memory plan
+
+
+def test_every_rank_s_files_are_looked_at(folder, tmp_path):
+    out = converted(folder, tmp_path, "auto", tp=2)
+    path = out / "rank1.safetensors"
+    tensors = load_file(path)
+    tensors[O_PROJ] = tensors[O_PROJ].t().contiguous()
+    save_file(tensors, path)
+    report = check(out, *STATIC)
+    assert failed(report) == ["weights"] and "rank 1" in told(report) and "rank 0" not in told(report)
+
+
+def test_a_package_that_is_missing_is_not_a_pass(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    report = check(folder, "config", "kernels")
+    assert report.ok and report.exit_code == 3
+    assert "triton" in report.outcomes[-1].why
+
+
+def test_a_stage_that_fails_in_our_own_code_leaves_the_others(folder, monkeypatch):
+    monkeypatch.setattr(coverage, "verifier_steps", lambda limits, k: {}["nothing"])
+    report = check(folder, *STATIC)
+    assert failed(report) == ["profiles"] and report.exit_code == 1
+    assert "glmspec failed in" in told(report) and "KeyError" in told(report)
+    assert report.outcomes[-1].stage == "limits" and report.outcomes[-1].status == "passed"
+
+
+def test_a_checkpoint_that_does_not_open_is_blamed_on_its_stage(folder, tmp_path):
+    broken = in_config(rms_norm_eps="small")(None, folder, tmp_path)
+    report = check(broken)
+    assert failed(report) == ["config"] and "rms_norm_eps" in told(report)
+    assert [one.stage for one in report.outcomes] == list(NAMES)
+    (broken / "model.safetensors").unlink()
+    shutil.copyfile(folder / "config.json", broken / "config.json")
+    report = check(broken)
+    assert failed(report) == ["weights"]
+    assert [one.stage for one in report.outcomes] == list(NAMES)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_reports_and_says_how_it_went(tmp_path):
+    place = tmp_path / "a[/b]c"  # which rich would take for markup
+    place.mkdir()
+    shutil.copyfile(FULL, place / "config.json")
+    common = ("validate", place, "--config-only", "--target", "b200", "--tp", 8, "--stage", "config")
+    shown = done(*common, "--json", tmp_path / "r.json", "--junit", tmp_path / "r.xml").stdout
+    assert "a[/b]c" in shown and "1 passed" in shown
+    subject = json.loads((tmp_path / "r.json").read_text())["subject"]
+    assert subject["weights"] == "fp8_block" and subject["max_model_len"] == 131_072
+    suite = ElementTree.parse(tmp_path / "r.xml").getroot()
+    assert suite.get("name") == "glmspec validate b200 8 fp8_block"
+    (tmp_path / "link.json").symlink_to(tmp_path / "r.json")
+    done(*common, "--json", tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert "--json" in refused(1, *common, "--json", tmp_path / "no" / "r.json")
+    assert "--cache" in refused(1, *common, "--cache", tmp_path / "r.json" / "x")
+    assert "--stage 'twins'" in refused(2, *common, "--stage", "twins")
+    assert "expected a divisor" in run(*common, "--ep", 3).output
+    assert run(*common, "--ep", 3).exit_code == 1
 
 
 # -- limits as data ----------------------------------------------------------------------------------------------------
@@ -422,6 +508,14 @@ def test_a_layer_beyond_tensorrt_s_limits(broken, text):
     assert fault.where == "model.layers.0/x" and text in str(fault)
 
 
+def test_elements_are_counted_to_the_last():
+    most = 2**31 - 1
+    for size, faults in ((most, 0), (most + 1, 1)):
+        one = node("CAST", [Value("a", "bfloat16", (1,))], Value("b", "bfloat16", (size,)))
+        graph = Graph("g", (), one.outputs, (one,))
+        assert len(list(tensorrt_limits.volume_faults(tensorrt_limits.step_volumes(graph, set())))) == faults
+
+
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 
@@ -437,9 +531,11 @@ REPORT = Report(
 
 def test_junit_is_what_ci_reads():
     suite = ElementTree.fromstring(REPORT.junit())
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
+    counts = [suite.get(name) for name in ("tests", "failures", "skipped", "errors")]
+    assert counts == ["3", "1", "1", "0"]
     fine, broken, skipped = suite.findall("testcase")
     assert fine.find("failure") is None and fine.findtext("system-out") == "fine"
+    assert broken.find("failure").get("message") == "a[1]: broken  <here>. Mend it."
     assert broken.find("failure").text == "a[1]: broken  <here>. Mend it.\nb: c"
     assert skipped.find("skipped").get("message") == "needs weights"
 

@@ -304,3 +304,24 @@ def test_moe_reference_against_a_plain_loop(monkeypatch, way):
             gate, up = (gate_up[expert] @ x[token]).chunk(2)
             expected[token] += weight * (down[expert] @ (torch.nn.functional.silu(gate) * up))
     torch.testing.assert_close(moe.reference(*given.values()), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_e2m1_rounds_ties_to_even_codes():
+    """Literally, so that nothing is compared with itself: values, then the seven ties between neighbours."""
+    given = [0.0, 0.2, 0.3, 0.6, 1.1, 1.6, 2.2, 3.4, 4.4, 5.1, 9.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
+    wanted = [0.0, 0.0, 0.5, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 6.0, 0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]
+    x = torch.tensor(given)
+    assert rounding.to_e2m1(x).tolist() == wanted
+    assert rounding.to_e2m1(-x).tolist() == [-value for value in wanted]
+
+
+def test_rounding_by_hand():
+    """A block's largest value becomes 448 steps; a group's becomes 6; one scale saturates at 448 of it."""
+    x = torch.zeros(1, 128)
+    x[0, :4] = torch.tensor([896.0, 1.0, 33.0, -100.0])  # step 2: 448, 0.5, 16.5 -> 16, -50 -> -48 or -52
+    found = rounding.reference(x, format="fp8_block")[0, :4].tolist()
+    assert found == [896.0, 1.0, 32.0, -96.0]
+    assert rounding.reference(torch.tensor([[900.0, 3.0]]), torch.tensor(1.0), format="fp8").tolist() == [[448.0, 3.0]]
+    group = torch.zeros(1, 16)
+    group[0, :5] = torch.tensor([12.0, 1.0, 2.0, -5.0, 0.4])  # step 2: 6, 0.5, 1, -2.5 -> -2, 0.2 -> 0
+    assert rounding.reference(group, torch.tensor(1.0), format="nvfp4")[0, :5].tolist() == [12.0, 1.0, 2.0, -4.0, 0.0]

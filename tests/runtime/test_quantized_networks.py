@@ -14,13 +14,21 @@ import torch
 from support.models import ASSETS, LIMITS, random_verifier
 
 from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.layers.quantized import rounded
+from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.form import Form
+from glmspec.build.network.graph import Network
+from glmspec.build.network.module import Weight
+from glmspec.build.network.reader import read
 from glmspec.build.network.shards import Mapping
+from glmspec.build.trt import backend
 from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES, Recipe, Rule, quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import weights_of
+from glmspec.plugins import rounding
+from glmspec.runtime.executor import ReferenceExecutor
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
@@ -160,3 +168,27 @@ def test_ranks_with_quantized_shards_equal_one(name, mapping, tmp_path):
         weights = [checkpoint.tensors(rank) for rank in range(each.tp)]
         found[each.tp] = logits(checkpoint, checkpoint.form("float32"), weights, step)
     assert distance(found[mapping.tp], found[1]) <= (0.02 if KINDS[name].bound else 1e-5)
+
+
+def test_experts_and_their_halves_share_the_largest_input_scale():
+    """A smaller one would saturate what another expert was calibrated for."""
+    form = Form(compute="float32", formats={"w": "nvfp4"}, scaled=frozenset({"w"}))
+    weight = Weight(2, 32, 16)
+    weight.name = "w"
+    net = Network("one", form, backend())
+    net.declare([TensorSpec("x", "float32", ("N", 16)), *form.specs(weight.whole("float32")).values()])
+    weight.bind(net)
+    net.output(rounded(net.inputs["x"], weight), TensorSpec("y", "float32", ("N", 16)))
+    scales = torch.tensor([[0.001, 0.004], [0.016, 0.002]])
+    unused = {name: value for name, value in net.inputs.items() if name not in ("x", "w_input_scale")}
+    graph = read(net.finish().definition, net.backend)
+    shapes = {value.name: value for value in graph.inputs}
+    stand_ins = {
+        name: torch.zeros(*shapes[name].shape[:-1], shapes[name].shape[-1] // 2, dtype=torch.uint8)
+        if shapes[name].dtype == "float4_e2m1fn"
+        else torch.zeros(shapes[name].shape, dtype=getattr(torch, shapes[name].dtype))
+        for name in unused
+    }
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    found = ReferenceExecutor(graph, {**stand_ins, "w_input_scale": scales}, {}).run({"x": x})["y"]
+    assert torch.equal(found, rounding.reference(x, torch.tensor(0.016), format="nvfp4"))

@@ -113,6 +113,16 @@ def test_ranks_that_disagree_are_told_apart():
                 executor.run({"x": torch.ones(1, 3)})
 
 
+def test_sums_are_taken_in_float32():
+    """In bfloat16, 256 + 1 is 256: the second rank's term would be lost, and the third's."""
+    four = Form(compute="bfloat16", mapping=Mapping(4))
+    x = torch.ones(1, 1, dtype=torch.bfloat16)
+    net = author({"x": x, "w": x}, lambda x, w: ops.all_reduce(x * w), ("w",), four)
+    weights = [{"w": torch.full((1, 1), value, dtype=torch.bfloat16)} for value in (256.0, 1.0, 1.0, 2.0)]
+    executor = LockstepExecutor(read(net.definition, net.backend), weights, [{}] * 4)
+    assert executor.run({"x": x})["out0"].item() == 260.0
+
+
 def test_ranks_at_different_layers_are_an_error():
     """A rank that skips a collective meets the others at the wrong one."""
     meeting = _Meeting(2)
