@@ -227,7 +227,7 @@ def test_another_contract_is_refused_with_both(made, tmp_path, tensorrt, side):
     spec = next(one for one in values["members"][0]["contract"][side] if one["name"].startswith(name))
     spec["dims"][3] += 8
     (made / "config.json").write_text(json.dumps(values))
-    with pytest.raises(EngineError, match=r"authors cache\.layers\.0\.latent bfloat16.*prepared with cache\.layers\.0"):
+    with pytest.raises(EngineError, match=r"authors cache\.layers\.0\.latent.*prepared with cache\.layers\.0"):
         bundle.finish(made, tmp_path / "e", Progress())
     assert not (tmp_path / "e").exists()
 
@@ -284,7 +284,7 @@ def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatc
 
 def test_verify_and_inspect_know_a_bundle(made):
     assert "as it was prepared" in done("verify", made).stdout
-    shown = done("inspect", made).stdout
+    shown = " ".join(done("inspect", made).stdout.split())
     assert "engine bundle for b200" in shown and "--from-bundle" in shown
     assert "a bundle, not an engine directory yet" in refused(1, "repo", made, "-o", made.parent / "r")
 

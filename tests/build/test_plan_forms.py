@@ -105,9 +105,8 @@ def test_groups_of_layers_are_the_whole_network(folder):
 
     def makers(graph) -> dict[str, str]:
         """Which layer gives each tap."""
-        return {
-            value.name: node.name for node in graph.nodes for value in node.outputs if value.name.startswith("tap.")
-        }
+        made = {value.name: node.name for node in graph.nodes for value in node.outputs}
+        return {name: layer for name, layer in made.items() if name.startswith("tap.")}
 
     assert makers(parts[0]) | makers(parts[1]) == makers(whole) and len(makers(whole)) == 3
     together = layers(parts[0]) | layers(parts[1])

@@ -246,7 +246,7 @@ def _bent_term(self, x_ND, step, shared):
 
 
 def _own_words_only(part_RF, vocab):
-    return ops.concat([part_RF, part_RF], 1)  # as if every rank had the same columns
+    return ops.narrow(ops.concat([part_RF, part_RF], 1), 1, 0, vocab)  # as if every rank had the same columns
 
 
 def _own_rows_only(self, ids_N):
@@ -466,7 +466,7 @@ def test_a_checkpoint_that_does_not_open_is_blamed_on_its_stage(folder, tmp_path
 
 def test_the_command_writes_reports_and_says_how_it_went(tmp_path):
     place = tmp_path / "a[/b]c"  # which rich would take for markup
-    place.mkdir()
+    place.mkdir(parents=True)
     shutil.copyfile(FULL, place / "config.json")
     common = ("validate", place, "--config-only", "--target", "b200", "--tp", 8, "--stage", "config")
     shown = done(*common, "--json", tmp_path / "r.json", "--junit", tmp_path / "r.xml").stdout

@@ -53,6 +53,7 @@ def whole(name: str, *rules: tuple[str, str]) -> Recipe:
     return Recipe(name, tuple(Rule(*rule) for rule in rules), "bfloat16")
 
 
+EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
 MIXED = whole("mixed", ("*.mlp.experts.*", "nvfp4"), ("*.self_attn.o_proj", "fp8"), ("*", "fp8_block"))
 KINDS = {
     "FP8 blocks": Kind(RECIPES["fp8"], False, 0.05, 0.97),
@@ -172,15 +173,15 @@ def test_ranks_with_quantized_shards_equal_one(name, mapping, tmp_path):
 
 def test_experts_and_their_halves_share_the_largest_input_scale():
     """A smaller one would saturate what another expert was calibrated for."""
-    form = Form(compute="float32", formats={"w": "nvfp4"}, scaled=frozenset({"w"}))
+    form = Form(compute="float32", formats={EXPERTS: "nvfp4"}, scaled=frozenset({EXPERTS}))
     weight = Weight(2, 32, 16)
-    weight.name = "w"
+    weight.name = EXPERTS
     net = Network("one", form, backend())
     net.declare([TensorSpec("x", "float32", ("N", 16)), *form.specs(weight.whole("float32")).values()])
     weight.bind(net)
     net.output(rounded(net.inputs["x"], weight), TensorSpec("y", "float32", ("N", 16)))
     scales = torch.tensor([[0.001, 0.004], [0.016, 0.002]])
-    unused = {name: value for name, value in net.inputs.items() if name not in ("x", "w_input_scale")}
+    unused = {name: value for name, value in net.inputs.items() if name not in ("x", f"{EXPERTS}_input_scale")}
     graph = read(net.finish().definition, net.backend)
     shapes = {value.name: value for value in graph.inputs}
     stand_ins = {
@@ -190,5 +191,5 @@ def test_experts_and_their_halves_share_the_largest_input_scale():
         for name in unused
     }
     x = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
-    found = ReferenceExecutor(graph, {**stand_ins, "w_input_scale": scales}, {}).run({"x": x})["y"]
+    found = ReferenceExecutor(graph, {**stand_ins, f"{EXPERTS}_input_scale": scales}, {}).run({"x": x})["y"]
     assert torch.equal(found, rounding.reference(x, torch.tensor(0.016), format="nvfp4"))
