@@ -472,9 +472,9 @@ def test_the_command_writes_reports_and_says_how_it_went(tmp_path):
     shown = done(*common, "--json", tmp_path / "r.json", "--junit", tmp_path / "r.xml").stdout
     assert "a[/b]c" in shown and "1 passed" in shown
     subject = json.loads((tmp_path / "r.json").read_text())["subject"]
-    assert subject["weights"] == "fp8_block" and subject["max_model_len"] == 131_072
+    assert subject["weights"] == "plain" and subject["max_model_len"] == 131_072
     suite = ElementTree.parse(tmp_path / "r.xml").getroot()
-    assert suite.get("name") == "glmspec validate b200 8 fp8_block"
+    assert suite.get("name") == "glmspec validate b200 8 plain"
     (tmp_path / "link.json").symlink_to(tmp_path / "r.json")
     done(*common, "--json", tmp_path / "link.json")
     assert (tmp_path / "link.json").is_symlink()
