@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from glmspec.build.configs.limits import CONTEXT
-from glmspec.build.configs.tensorrt import MOST_ELEMENTS
+from glmspec.build.configs.tensorrt import MOST_ELEMENTS, NATIVE_PRODUCTS
 from glmspec.build.deployment import Deployment, Member
 from glmspec.build.errors import ConfigError
 from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
@@ -163,9 +163,11 @@ def _too_small(deployment: Deployment, plan: MemoryPlan, needed: int, room: int)
     found = max(room, 0) * limits.page_size
     lower = "--max-cached-tokens" if limits.pool_pages else "--max-model-len or --max-num-batched-tokens"
     formats = set(deployment.verifier.origin.form(deployment.compute).formats.values())
-    smaller = "" if "nvfp4" in formats else ", smaller weights (--quant nvfp4)"
+    native = NATIVE_PRODUCTS.get(target.compute_capability or "", ())
+    smaller = ", smaller weights (--quant nvfp4)" if "nvfp4" in native and "nvfp4" not in formats else ""
+    advice = f"Lower {lower}, or use" if plan.weights + plan.step < plan.available else "Use"
     return (
         f"memory of one {target.name} ({plan.available / 1e9:.0f} GB usable): weights {plan.weights / 1e9:.1f} GB and "
         f"a step's tensors {plan.step / 1e9:.1f} GB leave room for {found:,} cached tokens of {plan.per_token:,} "
-        f"bytes, expected at least {needed * limits.page_size:,}. Lower {lower}, or use more ranks (--tp){smaller}."
+        f"bytes, expected at least {needed * limits.page_size:,}. {advice} more ranks (--tp){smaller}."
     )

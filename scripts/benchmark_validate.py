@@ -136,7 +136,7 @@ def report(result: dict[str, Any]) -> str:
             shown = {key: statistics.median(run[key] for run in found[what]) for key in found[what][0]}
             title = "all 78 layers in one network" if what == "whole" else f"groups of {GROUP} layers{what[6:]}"
             lines.append(
-                f"| {quant} | {title} | {shown['seconds']:.0f} s | {shown['build']:.0f} s | {shown['peak GB']:.1f} GB |"
+                f"| {quant} | {title} | {shown['seconds']:.1f} s | {shown['build']:.1f} s | {shown['peak GB']:.1f} GB |"
             )
     return "\n".join(lines) + "\n"
 

@@ -65,8 +65,8 @@ def check(case: Case, wanted) -> Checked:
         sizes += found["plan_bytes"]
     seconds = time.perf_counter() - start
     facts = (
-        f"{PROXY_PACKAGE} {proxy.version} for {PROXY_CAPABILITY}: {built} networks built in {seconds:.0f} s, "
-        f"{kept} known to build",
+        f"{PROXY_PACKAGE} {proxy.version} for {PROXY_CAPABILITY}: networks built {built}, known to build {kept}, "
+        f"in {seconds:.0f} s",
         f"{layers:,} layers, plans of {sizes / 1e6:.0f} MB, " + _shown(bucket(case.planned, case.planned.verifier)),
     )
     return Checked(facts, tuple(faults))

@@ -40,8 +40,8 @@ def check(case: Case, _) -> Checked:
         found = [node for node in authored.graph.nodes if node.kind == "DIST_COLLECTIVE"]
         sums = sum(node.attributes["op"] == "ALL_REDUCE" for node in found)
         facts.append(
-            f"{member.name}, {profile}: {len(parts):,} inputs are divided among {mapping.tp} ranks (ep {mapping.ep}), "
-            f"{sums} sums and {len(found) - sums} gathers make them whole"
+            f"{member.name}, {profile}: {len(parts):,} inputs are divided among {mapping.tp} ranks (ep {mapping.ep}); "
+            f"all-reduces {sums}, all-gathers {len(found) - sums}"
         )
         for node in found:
             if node.attributes["ranks"] != mapping.tp:

@@ -71,7 +71,9 @@ def _memory(case: Case, _: Wanted) -> Checked:
     """The plan, or `ConfigError` with the numbers when not one sequence fits."""
     plan, limits, target = case.memory, case.deployment.limits, case.deployment.target
     if plan.available is None:
-        return Checked((f"{target.name}: weights {plan.weights / 1e9:.2f} GB, no limit known",))
+        ranks = case.deployment.mapping.tp
+        fact = f"{target.name}: weights {plan.weights / 1e9:.2f} GB a rank, {ranks} in one process; its memory is not checked"
+        return Checked((fact,))
     return Checked(
         (
             f"{target.name}, {plan.available / 1e9:.0f} GB usable: weights {plan.weights / 1e9:.1f}, a step's tensors "

@@ -96,7 +96,7 @@ def test_glm_5_3_on_eight_gpus(full, quant, tp, ep):
     assert report.ok, told(report)
     facts = {one.stage: " ".join(one.facts) for one in report.outcomes}
     assert "78 layers (75 of experts, 21 with an indexer)" in facts["config"]
-    assert "157 sums and 1 gathers" in facts["ranks"]  # two a layer and the embedding's; the logits'
+    assert "all-reduces 157, all-gathers 1" in facts["ranks"]  # two a layer and the embedding's; the logits'
     assert "cached tokens fit" in facts["memory"]
 
 
@@ -117,7 +117,7 @@ def test_glm_5_3_compiles_layer_by_layer(full, tmp_path):
     options = dict(quant="nvfp4", tp=8, config_only=True, wanted=dict(group_layers=8, cache=tmp_path / "cache"))
     report = check(full, "config", "build", **options)
     assert report.ok, told(report)
-    assert "10 networks built" in report.outcomes[-1].facts[0]
+    assert "networks built 10," in report.outcomes[-1].facts[0]
     assert len(list((tmp_path / "cache").iterdir())) == 10
 
 
@@ -127,12 +127,12 @@ def test_what_compiled_once_is_remembered(folder, tmp_path):
     def facts(**changes: Any) -> str:
         return check(folder, "config", "build", **{**options, **changes}).outcomes[-1].facts[0]
 
-    assert "2 networks built" in facts()
-    assert "0 networks built" in facts() and "2 known to build" in facts()
-    assert "2 networks built" in facts(tp=2)  # other networks
+    assert "networks built 2," in facts()
+    assert "networks built 0," in facts() and "known to build 2," in facts()
+    assert "networks built 2," in facts(tp=2)  # other networks
     one = sorted((tmp_path / "cache").iterdir())[0]
     one.write_text("{")  # a damaged record is not believed
-    assert "1 networks built" in facts() + facts(tp=2)
+    assert "networks built 1," in facts() + facts(tp=2)
 
 
 @pytest.mark.parametrize("quant, tp, ep", [("auto", 1, 1), ("fp8", 2, 1), ("nvfp4", 2, 2)])
@@ -159,7 +159,7 @@ def test_drafters_are_validated_too():
     report = check(checkpoints / "verifier", *stages, drafters=drafters, target="rtx-pro-6000", max_num_seqs=2)
     assert report.ok, told(report)
     assert "drafters: dspark, dflash2" in report.outcomes[0].facts[0]
-    assert "3 networks built" in report.outcomes[-1].facts[0]
+    assert "networks built 3," in report.outcomes[-1].facts[0]
     by_config = check(checkpoints / "verifier", *STATIC, drafters=drafters, config_only=True)
     assert by_config.ok, told(by_config)
 
@@ -420,7 +420,8 @@ def test_the_unbroken_verifier_passes_where_faults_are_planted(folder, tmp_path)
 def test_too_little_memory_says_what_would_fit(full):
     report = check(full, *STATIC, config_only=True, quant="fp8", tp=4, target="h200")
     assert failed(report) == ["memory"]
-    assert "h200" in told(report) and "--quant nvfp4" in told(report) and "cached tokens" in told(report)
+    assert "h200" in told(report) and "Use more ranks" in told(report) and "cached tokens" in told(report)
+    assert "nvfp4" not in told(report)  # which that GPU does not multiply
     assert {one.stage for one in report.outcomes if one.why} == {"limits"}  # which needs the memory plan
 
 
