@@ -72,8 +72,8 @@ def _memory(case: Case, _: Wanted) -> Checked:
     plan, limits, target = case.memory, case.deployment.limits, case.deployment.target
     if plan.available is None:
         ranks = case.deployment.mapping.tp
-        fact = f"{target.name}: weights {plan.weights / 1e9:.2f} GB a rank, {ranks} in one process; its memory is not checked"
-        return Checked((fact,))
+        held = f"weights {plan.weights / 1e9:.2f} GB a rank, {ranks} in one process"
+        return Checked((f"{target.name}: {held}; its memory is not checked",))
     return Checked(
         (
             f"{target.name}, {plan.available / 1e9:.0f} GB usable: weights {plan.weights / 1e9:.1f}, a step's tensors "
