@@ -88,7 +88,7 @@ def full(tmp_path_factory) -> Path:
 # -- sound builds pass ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("quant, tp, ep", [("fp8", 8, 1), ("nvfp4", 8, 1), ("nvfp4", 8, 8), ("bf16", 8, 1)])
+@pytest.mark.parametrize("quant, tp, ep", [("fp8", 8, 1), ("nvfp4", 8, 8), ("bf16", 8, 1)])
 def test_glm_5_3_on_eight_gpus(full, quant, tp, ep):
     target = "b300" if quant == "bf16" else "b200"
     options = dict(quant=quant, tp=tp, ep=ep, config_only=True, mtp=True, target=target)
@@ -105,7 +105,7 @@ def test_glm_5_3_with_a_million_tokens(full):
     options = dict(quant="nvfp4", tp=8, config_only=True, max_model_len=1 << 20, target="b300")
     report = check(full, *STATIC, **options, max_num_seqs=4, max_num_batched_tokens=128)
     assert report.ok, told(report)
-    report = check(full, *STATIC, **options)
+    report = check(full, "config", "layers", "memory", "limits", **options)
     assert failed(report) == ["limits"]
     assert "model.layers.0.self_attn.indexer/gather" in told(report) and "Lower --max-num-batched-tokens" in told(
         report
