@@ -21,7 +21,14 @@ from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS, Target
 from glmspec.build.deployment import Deployment, Member
-from glmspec.build.engine import REPORT, TOKENIZER, compile_member, copy_tokenizer, write_engines, written_weights
+from glmspec.build.engine_writer import (
+    REPORT,
+    TOKENIZER,
+    compile_member,
+    copy_tokenizer,
+    write_engines,
+    written_weights,
+)
 from glmspec.build.errors import EngineError, MissingCapability
 from glmspec.build.machine import compiler_for, this_machine
 from glmspec.build.network.contract import Contract
@@ -165,17 +172,24 @@ def _deployment(bundle: Path, record: dict[str, Any], target: Target) -> Deploym
         home = (bundle / one["weights"]["folder"]).resolve()
         if not (home / "config.json").exists():
             raise EngineError(f"{bundle}: the weights of {one['name']} are expected in {home}, and are not there.")
-        checkpoint = opened.setdefault(home, read_checkpoint(home))
+        if home not in opened:
+            opened[home] = _unchanged(read_checkpoint(home))
+        checkpoint = opened[home]
         found, expected = checkpoint.weights_sha256, one["weights"]["sha256"]
         if found != expected:
             raise EngineError(
                 f"{home}: not the weights the bundle was made for (found {found[:12]}, expected {expected[:12]})."
             )
-        checkpoint.check_files()
         taps, hidden = tuple(one["taps"]), one["hidden"]
         members.append(Member(one["name"], home, checkpoint, taps, hidden, source=one["source"]))
     limits = EngineLimits(**record["limits"])
     return Deployment(target, tuple(members), limits, record["compute"])
+
+
+def _unchanged(checkpoint: Checkpoint) -> Checkpoint:
+    for path, why in checkpoint.changed():
+        raise EngineError(f"{path}: {why}. Convert again.")
+    return checkpoint
 
 
 def _same_contract(bundle: Path, name: str, profile: str, found: Contract, prepared: Contract) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.fields import read_json
@@ -26,7 +26,7 @@ from glmspec.build.network.graph import Network
 from glmspec.build.network.shards import Mapping
 from glmspec.build.trt import Backend
 from glmspec.convert.checkpoint import Checkpoint, is_converted, parse_config, read_checkpoint
-from glmspec.convert.conversion import Conversion, plan_conversion, plan_source
+from glmspec.convert.conversion import plan_conversion, plan_source
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Options as Conversions
 from glmspec.convert.recipe import RECIPES
@@ -56,6 +56,8 @@ class Origin(Protocol):
 
     config: Config
     mapping: Mapping
+    hf_config: dict[str, Any]
+    end_tokens: tuple[int, ...] | None  # of a verifier
     mtp: bool  # the verifier's module is among the weights
     shared: dict[str, str]  # a drafter's weight -> the verifier's weight that stands in for it
 
@@ -104,16 +106,12 @@ class Member:
     @property
     def model(self) -> Verifier | Mtp | DFlash:
         """Its network, before a form is chosen."""
-        if self.name == MTP:
-            return Mtp(self.config)
-        return Verifier(self.config, self.taps, hidden=True) if self.hidden else model_of(self.config, self.taps)
+        return Mtp(self.config) if self.name == MTP else model_of(self.config, self.taps, hidden=self.hidden)
 
     @property
     def end_ids(self) -> tuple[int, ...]:
         """A verifier's end tokens."""
-        if isinstance(self.origin, Conversion):
-            return self.origin.end_tokens
-        return tuple(self.origin.record["eos_token_ids"])
+        return self.origin.end_tokens
 
     def index_topk(self, limits: EngineLimits) -> int:
         """K of its DSA top-k, 0 for a drafter."""
@@ -142,7 +140,12 @@ class Deployment:
     @property
     def mapping(self) -> Mapping:
         """How the verifier is divided."""
-        return self.verifier.origin.form(self.compute).mapping
+        return self.verifier.origin.mapping
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The number formats among the verifier's weights (see `Form`)."""
+        return self.verifier.origin.form(self.compute).kinds
 
     def form(self, member: Member, profile: str) -> Form:
         """The form of a member's network. TensorRT's own layer for experts is for decode-sized steps."""

@@ -13,7 +13,7 @@ from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.errors import EngineError
 from glmspec.build.machine import Machine
-from glmspec.convert.checkpoint import HASHED_AT_LOAD, Checkpoint, read_checkpoint
+from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, sha256
 
 
@@ -139,11 +139,8 @@ class EngineDirectory:
         expected = f"expected {weights['sha256'][:12]}"
         if checkpoint.weights_sha256 != weights["sha256"]:
             self._refuse(name, home, f"found {checkpoint.weights_sha256[:12]}, {expected}")
-        parts = checkpoint.record["parts"]
-        if sum(part["size"] for part in parts.values()) <= HASHED_AT_LOAD:
-            for path in checkpoint.files:
-                if sha256(path) != parts[path.name]["sha256"]:
-                    self._refuse(name, path, "changed since it was written")
+        for path, why in checkpoint.changed():
+            self._refuse(name, path, why)
         return checkpoint
 
     def _refuse(self, name: str, place: Path, why: str) -> NoReturn:

@@ -15,11 +15,11 @@ from glmspec.build.configs.tensorrt import MOST_ELEMENTS, NATIVE_PRODUCTS
 from glmspec.build.deployment import Deployment, Member
 from glmspec.build.errors import ConfigError
 from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
+from glmspec.build.network.form import FP4
 from glmspec.build.network.reader import Graph, Value, read
 from glmspec.build.trt import Backend
 
-_BITS = {"float4_e2m1fn": 4, "float8_e4m3fn": 8, "bool": 8, "bfloat16": 16, "float16": 16, "int32": 32, "float32": 32}
-_BITS["int64"] = 64
+_BITS = {FP4: 4, "float8_e4m3fn": 8, "bool": 8, "bfloat16": 16, "float16": 16, "int32": 32, "float32": 32, "int64": 64}
 # Layers whose output is their input seen differently, or written in place.
 _VIEWS = ("SHUFFLE", "KV_CACHE_UPDATE", "IDENTITY", "CONSTANT")
 
@@ -162,9 +162,8 @@ def _too_small(deployment: Deployment, plan: MemoryPlan, needed: int, room: int)
     limits, target = deployment.limits, deployment.target
     found = max(room, 0) * limits.page_size
     lower = "--max-cached-tokens" if limits.pool_pages else "--max-model-len or --max-num-batched-tokens"
-    formats = set(deployment.verifier.origin.form(deployment.compute).formats.values())
     native = NATIVE_PRODUCTS.get(target.compute_capability or "", ())
-    smaller = ", smaller weights (--quant nvfp4)" if "nvfp4" in native and "nvfp4" not in formats else ""
+    smaller = ", smaller weights (--quant nvfp4)" if "nvfp4" in native and "nvfp4" not in deployment.kinds else ""
     advice = f"Lower {lower}, or use" if plan.weights + plan.step < plan.available else "Use"
     return (
         f"memory of one {target.name} ({plan.available / 1e9:.0f} GB usable): weights {plan.weights / 1e9:.1f} GB and "

@@ -10,7 +10,7 @@ Written by `conversion.py`, read by everything after it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,17 @@ class Checkpoint:
         return self.record.get("mtp", False)
 
     @property
+    def hf_config(self) -> dict[str, Any]:
+        """The Hugging Face config.json it was converted from."""
+        return self.record["hf_config"]
+
+    @property
+    def end_tokens(self) -> tuple[int, ...] | None:
+        """Ids that end a text; None for a drafter."""
+        found = self.record["eos_token_ids"]
+        return None if found is None else tuple(found)
+
+    @property
     def weights_sha256(self) -> str:
         """Digest of all weights: of the recorded digests of the parts."""
         return parts_digest(self.record["parts"])
@@ -83,7 +94,7 @@ class Checkpoint:
                 (),
                 (0.0,) * layout.units if spec.name in inputs else None,
             )
-            for spec in checkpoint_specs(self.config, self.mtp)
+            for spec in checkpoint_specs(self.config, int(self.mtp))
             if spec.name not in self.shared
         ]
 
@@ -146,16 +157,16 @@ class Checkpoint:
             check_digest(path, self.record["parts"][path.name]["sha256"])
             advance(path.name)
 
-    def check_files(self) -> None:
-        """Compare every file with its recorded size and, when all are small, its digest. Raises `CheckpointError`."""
+    def changed(self) -> Iterator[tuple[Path, str]]:
+        """The files that are not what was written, and why: by size and, when all are small, by digest."""
         parts = self.record["parts"]
         small = sum(part["size"] for part in parts.values()) <= HASHED_AT_LOAD
         for path in self.files:
-            recorded, found = parts[path.name]["size"], path.stat().st_size
-            if found != recorded:
-                raise CheckpointError(f"{path}: found {found:,} bytes, expected {recorded:,}. Convert again.")
-            if small:
-                check_digest(path, parts[path.name]["sha256"])
+            recorded, found = parts[path.name], path.stat().st_size
+            if found != recorded["size"]:
+                yield path, f"changed since it was written: found {found:,} bytes, expected {recorded['size']:,}"
+            elif small and sha256(path) != recorded["sha256"]:
+                yield path, "changed since it was written"
 
     def _read(self, part: str, take: Callable[[Any, str], Any]) -> dict[str, Any]:
         """What `take` makes of every tensor of a part, by name."""

@@ -69,6 +69,11 @@ class Conversion:
         )
 
     @property
+    def hf_config(self) -> dict[str, Any]:
+        """The source's config.json."""
+        return self.source.config
+
+    @property
     def mapping(self) -> Mapping:
         """How it is divided among ranks."""
         return self.options.mapping

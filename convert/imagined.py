@@ -12,8 +12,7 @@ import numpy as np
 from glmspec.build.configs.fields import read_json
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError
-from glmspec.build.models.mtp import MtpLayer
-from glmspec.build.models.registry import model_of
+from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.formats import FORMATS
 from glmspec.convert.recipe import quantizable
@@ -57,9 +56,7 @@ class Imagined(Source):
 
 def _tensors(config: VerifierConfig) -> list[tuple[str, Shape, str]]:
     """Name, shape and dtype of every tensor, those of MTP modules last."""
-    first, count = config.num_hidden_layers, config.num_nextn_predict_layers
-    modules = [MtpLayer(config, layer) for layer in range(first, first + count)]
-    specs = [spec for tree in (model_of(config), *modules) for spec in tree.weight_specs("bfloat16")]
+    specs = checkpoint_specs(config, config.num_nextn_predict_layers)
     return [one for spec in specs for one in _published(config, spec)]
 
 

@@ -56,7 +56,7 @@ def plan_verifier(source: Source, config: VerifierConfig, options: Options) -> P
     first, modules = config.num_hidden_layers, _mtp_modules(source, config)
     mtp = first in modules
     taker = _Taker(source, options, config)
-    weights = [taker.verifier_weight(spec) for spec in checkpoint_specs(config, mtp)]
+    weights = [taker.verifier_weight(spec) for spec in checkpoint_specs(config, int(mtp))]
     taker.complain(f"model.layers.{first}." if mtp else None)
     copies = tuple(f"model.layers.{first}.{name}." for name in ("embed_tokens", "shared_head.head"))
     shared = [layer for layer, kind in enumerate(config.indexer_types) if kind == "shared"]
@@ -94,7 +94,7 @@ def plan_drafter(source: Source, config: DrafterConfig, options: Options) -> Pla
             "a reduced draft vocabulary needs a head of its own."
         )
     taker = _Taker(source, options, None)
-    specs = checkpoint_specs(config, mtp=False)
+    specs = checkpoint_specs(config, 0)
     weights = [taker.single(spec, _spelled(source, spec.name)) for spec in specs if spec.name not in absent]
     taker.complain()
     left_out = _closed(

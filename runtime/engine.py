@@ -12,9 +12,7 @@ from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import MissingCapability
 from glmspec.build.machine import this_machine
-from glmspec.build.models.dflash import DFlash
 from glmspec.build.models.registry import model_of
-from glmspec.build.models.verifier import Verifier
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.model import Model
@@ -131,12 +129,6 @@ def _model(checkpoint: Checkpoint, config: dict[str, Any], shared: dict[str, tor
         EngineLimits(**build["limits"]),
         checkpoint.form(build["compute"]),
         [checkpoint.tensors(rank) | (shared or {}) for rank in range(checkpoint.mapping.tp)],
-        tree=_tree(checkpoint, build),
+        tree=model_of(checkpoint.config, tuple(build["taps"]), hidden=build["hidden"]),
         network_sha256=config["networks"][CONTEXT]["sha256"],
     )
-
-
-def _tree(checkpoint: Checkpoint, build: dict[str, Any]) -> Verifier | DFlash:
-    """The network as the engine directory has it."""
-    taps = tuple(build["taps"])
-    return Verifier(checkpoint.config, taps, hidden=True) if build["hidden"] else model_of(checkpoint.config, taps)

@@ -11,7 +11,6 @@ MOST_AXES = 8  # of one tensor
 KV_CACHE_DTYPES = ("float32", "float16", "bfloat16")  # of an in-place cache update: FP8 and INT8 are refused
 # What float8 and float4 tensors may feed. (Everything else wants them dequantized.)
 QUANTIZED_READERS = ("DEQUANTIZE", "CONCATENATION", "SHUFFLE", "SHAPE", "IDENTITY", "PLUGIN", "PLUGIN_V2", "PLUGIN_V3")
-FP4_GROUP = 16  # values of NVFP4 that share a scale
 MOE_CAPABILITIES = ("SM100", "SM103", "SM110")  # GPUs that have the mixture-of-experts layer (documented)
 # Data types that a GPU multiplies natively (documented): a network with others is dequantized first, slowly.
 NATIVE_PRODUCTS = {

@@ -34,10 +34,8 @@ class VocabularyEmbedding(Embedding):
         net = ids_N.net
         if net.form.mapping.tp == 1:
             return super().forward(ids_N)
-        rows = self.weight.tensor.shape[0]
-        own_N = ids_N - net.inputs[VOCABULARY_START]
-        here_N = ops.unary(own_N < 0, "NOT") & (own_N < rows)
-        found_ND = ops.gather(self.weight.tensor, ops.select(here_N, own_N, 0))
+        own_N, here_N = own_ids(ids_N, VOCABULARY_START, self.weight.tensor.shape[0])
+        found_ND = ops.gather(self.weight.tensor, own_N)
         return ops.all_reduce(ops.select(ops.reshape(here_N, (-1, 1)), found_ND, 0.0))
 
 
@@ -52,6 +50,14 @@ class Linear(Module):
         """[N, D] -> [N, F]."""
         weight = dequantized(self.weight)
         return ops.matmul(rounded(ops.cast(x_ND, weight.dtype), self.weight), weight, transpose_b=True)
+
+
+def own_ids(ids: Tensor, start: str, count: int) -> tuple[Tensor, Tensor]:
+    """int32 ids as a rank numbers its own, 0 for others', and bool: which are its own. start: the table input that
+    names the first of its `count`."""
+    own = ids - ids.net.inputs[start]
+    here = ops.unary(own < 0, "NOT") & (own < count)
+    return ops.select(here, own, 0), here
 
 
 def whole_vocabulary(part_RF: Tensor, vocab: int) -> Tensor:

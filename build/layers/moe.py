@@ -6,7 +6,7 @@ Legend: N tokens, D hidden, E experts, A experts a token, F expert width.
 from __future__ import annotations
 
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.layers.basic import EXPERT_START, MLP
+from glmspec.build.layers.basic import EXPERT_START, MLP, own_ids
 from glmspec.build.layers.quantized import activation_format, dequantized, rounded
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
@@ -62,12 +62,10 @@ class Experts(Module):
 
     def _own(self, expert_NA: Tensor, weight_NA: Tensor) -> tuple[Tensor, Tensor]:
         """Ids among the rank's experts; those of other ranks become expert 0 with weight 0."""
-        net = expert_NA.net
-        if net.form.mapping.ep == 1:
+        if expert_NA.net.form.mapping.ep == 1:
             return expert_NA, weight_NA
-        own_NA = expert_NA - net.inputs[EXPERT_START]
-        here_NA = ops.unary(own_NA < 0, "NOT") & (own_NA < self.down_proj.fields[""].shape[0])
-        return ops.select(here_NA, own_NA, 0), ops.select(here_NA, weight_NA, 0.0)
+        own_NA, here_NA = own_ids(expert_NA, EXPERT_START, self.down_proj.fields[""].shape[0])
+        return own_NA, ops.select(here_NA, weight_NA, 0.0)
 
 
 class MixtureOfExperts(Module):

@@ -14,17 +14,19 @@ from glmspec.build.network.contract import TensorSpec
 _DRAFTERS: dict[str, type[DFlash]] = {"dflash": DFlash, "dflash2": DFlash2, "dspark": DSpark}
 
 
-def model_of(config: VerifierConfig | DrafterConfig, taps: tuple[int, ...] = ()) -> Verifier | DFlash:
-    """The model tree of a config. taps: a verifier's residual-stream outputs."""
+def model_of(
+    config: VerifierConfig | DrafterConfig, taps: tuple[int, ...] = (), *, hidden: bool = False
+) -> Verifier | DFlash:
+    """The model tree of a config. taps, hidden: a verifier's further outputs."""
     if isinstance(config, VerifierConfig):
-        return Verifier(config, taps)
+        return Verifier(config, taps, hidden=hidden)
     drafter = _DRAFTERS[config.kind](config)
     drafter.named()
     return drafter
 
 
-def checkpoint_specs(config: VerifierConfig | DrafterConfig, mtp: bool) -> list[TensorSpec]:
-    """The weights of a checkpoint, whole and plain: those of the config's own network and, with mtp, of the MTP module
-    beyond a verifier's last layer."""
-    modules = [MtpLayer(config, config.num_hidden_layers)] if mtp else []
-    return [spec for tree in (model_of(config), *modules) for spec in tree.weight_specs("bfloat16")]
+def checkpoint_specs(config: VerifierConfig | DrafterConfig, modules: int) -> list[TensorSpec]:
+    """The weights of a checkpoint, whole and plain: those of the config's own network and of so many MTP modules beyond
+    a verifier's last layer."""
+    extra = [MtpLayer(config, config.num_hidden_layers + at) for at in range(modules)]
+    return [spec for tree in (model_of(config), *extra) for spec in tree.weight_specs("bfloat16")]

@@ -85,6 +85,11 @@ class Form:
     moe: str = "composed"
     sizes: Table[str, int] = field(default_factory=dict)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The number formats among the weights, sorted; none when all are plain."""
+        return tuple(sorted(set(self.formats.values())))
+
     def format(self, name: str) -> str | None:
         """The number format of a quantized weight, None for a plain one."""
         return self.formats.get(name)

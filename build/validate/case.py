@@ -36,10 +36,12 @@ class Authored:
 
 @dataclass
 class Case:
-    """A deployment under validation. tick: called as long work goes on, with what is being done."""
+    """A deployment under validation. tick: called as long work goes on, with what is being done. steps: every member's
+    network for the greatest step, where somebody has authored them already."""
 
     deployment: Deployment
     tick: Callable[[str], None] = lambda what: None
+    steps: list[Graph] | None = None
     _authored: dict[tuple[str, str], Authored] = field(default_factory=dict)
 
     @cached_property
@@ -64,7 +66,7 @@ class Case:
     @cached_property
     def greatest(self) -> list[Graph]:
         """Every member's network for the greatest step."""
-        return greatest_steps(self.deployment, self.backend)
+        return self.steps or greatest_steps(self.deployment, self.backend)
 
     def networks(self) -> Iterator[tuple[Member, str, Authored]]:
         """Every member's network for every profile, as the target will run it."""

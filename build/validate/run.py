@@ -15,6 +15,7 @@ from typing import Any
 from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
 from glmspec.build.errors import CheckpointError, GlmspecError, MissingCapability
+from glmspec.build.network.reader import Graph
 from glmspec.build.progress import Progress
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
@@ -56,12 +57,11 @@ def _config(case: Case, _: Wanted) -> Checked:
     config = deployment.verifier.config
     limits.index_topk(config.index_topk)
     kinds = ", ".join(member.name for member in deployment.drafters) or "none"
-    formats = sorted(set(deployment.verifier.origin.form(deployment.compute).formats.values())) or ["plain"]
     return Checked(
         (
             f"{config.num_hidden_layers} layers ({config.mlp_layer_types.count('sparse')} of experts, "
             f"{config.indexer_types.count('full')} with an indexer), drafters: {kinds}",
-            f"weights {', '.join(formats)}, compute {deployment.compute}; sequences of {limits.max_model_len:,} "
+            f"weights {_kinds(deployment)}, compute {deployment.compute}; sequences of {limits.max_model_len:,} "
             f"tokens, {limits.max_num_seqs} at once, steps of {limits.max_num_batched_tokens:,} rows",
         )
     )
@@ -120,12 +120,19 @@ def validate_source(
     return validate(deployment, wanted, progress, opened=time.perf_counter() - start)
 
 
-def validate(deployment: Deployment, wanted: Wanted, progress: Progress, opened: float = 0.0) -> Report:
-    """Run the stages on a deployment. opened: seconds that opening it took, counted to the first stage."""
+def validate(
+    deployment: Deployment,
+    wanted: Wanted,
+    progress: Progress,
+    opened: float = 0.0,
+    steps: list[Graph] | None = None,
+) -> Report:
+    """Run the stages on a deployment. opened: seconds that opening it took, counted to the first stage. steps: the
+    greatest steps, if they are there (see `Case`)."""
     outcomes: list[Outcome] = []
     stages = [stage for stage in STAGES if stage.name in wanted.stages]
     with _uncollected(), progress.steps("Validating", len(stages)) as advance:
-        case = Case(deployment, progress.doing)
+        case = Case(deployment, progress.doing, steps)
         for stage in stages:
             outcomes.append(_run(stage, case, wanted, outcomes, opened if stage is stages[0] else 0.0))
             advance(stage.name)
@@ -135,20 +142,23 @@ def validate(deployment: Deployment, wanted: Wanted, progress: Progress, opened:
 def _subject(deployment: Deployment) -> dict[str, Any]:
     """What a report is about, so that two of them can be told apart."""
     mapping, limits = deployment.mapping, deployment.limits
-    formats = sorted(set(deployment.verifier.origin.form(deployment.compute).formats.values()))
     return {
         "glmspec": version("glmspec"),
         "source": str(deployment.verifier.folder),
         "target": deployment.target.name,
         "tp": mapping.tp,
         "ep": mapping.ep,
-        "weights": ", ".join(formats) or "plain",
+        "weights": _kinds(deployment),
         "compute": deployment.compute,
         "models": ", ".join(member.name for member in deployment.members),
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
     }
+
+
+def _kinds(deployment: Deployment) -> str:
+    return ", ".join(deployment.kinds) or "plain"
 
 
 @contextmanager

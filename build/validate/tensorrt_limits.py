@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 
 from glmspec.build.configs.tensorrt import (
-    FP4_GROUP,
     KV_CACHE_DTYPES,
     MOE_CAPABILITIES,
     MOST_AXES,
@@ -15,6 +14,8 @@ from glmspec.build.configs.tensorrt import (
     TOPK_MOST,
 )
 from glmspec.build.network.contract import CACHE, TABLE, WEIGHT
+from glmspec.build.network.form import FP4
+from glmspec.build.network.formats import GROUP
 from glmspec.build.network.reader import Graph, Node, Value
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
@@ -33,9 +34,8 @@ def check(case: Case, _) -> Checked:
         volumes = step_volumes(graph, bound)
         faults += volume_faults(volumes)
         largest = max(largest, *(math.prod(value.shape) for _, value in volumes))
-    formats = sorted(set(case.deployment.verifier.origin.form("bfloat16").formats.values()))
     facts = [f"TopK up to {TOPK_MOST}, tensors up to {MOST_ELEMENTS:,} elements (largest found {largest:,})"]
-    if capability and (slow := [one for one in formats if one not in NATIVE_PRODUCTS[capability]]):
+    if capability and (slow := [one for one in case.deployment.kinds if one not in NATIVE_PRODUCTS[capability]]):
         facts.append(f"{capability} has no product in {', '.join(slow)}: it is dequantized first")
     return Checked(tuple(facts), tuple(faults))
 
@@ -59,8 +59,8 @@ def _shape_faults(node: Node) -> Iterator[Fault]:
     for value in node.outputs:
         if len(value.shape) > MOST_AXES:
             yield Fault(node.name, f"{len(value.shape)} axes, expected at most {MOST_AXES}.", "Reshape it.")
-        if value.dtype == "float4_e2m1fn" and value.shape[-1] % FP4_GROUP:
-            advice = f"NVFP4 wants a multiple of {FP4_GROUP}: choose another format for this weight."
+        if value.dtype == FP4 and value.shape[-1] % GROUP:
+            advice = f"NVFP4 wants a multiple of {GROUP}: choose another format for this weight."
             yield Fault(node.name, f"{value.shape[-1]} columns of NVFP4.", advice)
 
 

@@ -122,7 +122,7 @@ def make_twin(home: Path, deployment: Deployment) -> _Twin:
     hooks = [model.model.embed_tokens, *model.model.layers]
     for module in hooks:
         module.register_forward_hook(lambda _, __, out: streams.append((out[0] if isinstance(out, tuple) else out)[0]))
-    with torch.no_grad(), _stable_topk():
+    with torch.no_grad(), stable_topk():
         logits = model(torch.tensor([ids])).logits[0]
     return _Twin(home, values, ids, [one.reshape(len(ids), -1) for one in streams], logits)
 
@@ -130,8 +130,7 @@ def make_twin(home: Path, deployment: Deployment) -> _Twin:
 def shrunken(deployment: Deployment) -> dict[str, Any]:
     """The deployment's config.json with small sizes, which all its ranks divide in 128-wide blocks."""
     origin, config = deployment.verifier.origin, deployment.verifier.config
-    given = origin.record["hf_config"] if isinstance(origin, Checkpoint) else origin.source.config
-    values = {key: given[key] for key in _KEPT if key in given}
+    values = {key: origin.hf_config[key] for key in _KEPT if key in origin.hf_config}
     tp, ep = deployment.mapping.tp, deployment.mapping.ep
     layers = _telling_layers(config)
     experts = max(8, 2 * ep)
@@ -215,9 +214,10 @@ def format_faults(twin: _Twin, deployment: Deployment) -> tuple[list[str], list[
             faults.append(Fault(f"model.layers.{layer}", why, _ADVICE))
         handed |= {name: tensor for name, tensor in expected.items() if name.startswith("group.")}
         handed[STREAM] = twin.streams[layer + 1]
-    formats = ", ".join(sorted(set(own.formats.values())))
     rounds = "activations are rounded" if allowed > EXACT else "only weights are quantized"
-    told = f"{formats}, a layer at a time: {worst:.1e} from dequantized weights (allowed {allowed}: {rounds})"
+    told = (
+        f"{', '.join(own.kinds)}, a layer at a time: {worst:.1e} from dequantized weights (allowed {allowed}: {rounds})"
+    )
     return [told], faults
 
 
@@ -293,7 +293,7 @@ def _random(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torc
 
 
 @contextmanager
-def _stable_topk() -> Iterator[None]:
+def stable_topk() -> Iterator[None]:
     """transformers' indexer picks among equal scores arbitrarily; the networks take the lowest row."""
     from torch.return_types import topk as result
 

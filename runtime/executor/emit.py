@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from glmspec.build.errors import NetworkError
+from glmspec.build.network.form import FP4
+from glmspec.build.network.formats import GROUP
 from glmspec.build.network.reader import Node, Value
 
 
@@ -253,7 +255,7 @@ def _dequantize(node: Node, scope: Scope) -> str:
 def _dynamic_quantize(node: Node, scope: Scope) -> str:
     x, scale = node.inputs
     last = len(x.shape) - 1
-    if node.attributes != {"axis": last, "group": 16, "to": "float4_e2m1fn", "scale": "float8_e4m3fn"}:
+    if node.attributes != {"axis": last, "group": GROUP, "to": FP4, "scale": "float8_e4m3fn"}:
         raise _unknown(node, "dynamic quantization to anything but NVFP4 along the last axis")
     return f"k.dynamic_quantize({scope.var(x)}, {scope.var(scale)})"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.models import random_verifier
+from support.models import calibrated, random_verifier
 
 from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits
 from glmspec.build.models.layer_group import LayerGroup
@@ -16,9 +16,7 @@ from glmspec.build.plan import build_plan
 from glmspec.build.trt import backend
 from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import Options, plan_conversion
-from glmspec.convert.recipe import RECIPES, Recipe, Rule, quantizable
-from glmspec.convert.source import Source
-from glmspec.convert.storage import weights_of
+from glmspec.convert.recipe import RECIPES, Recipe, Rule
 
 TRT = backend("tensorrt_rtx")
 LIMITS = EngineLimits(
@@ -59,10 +57,8 @@ def folder(tmp_path_factory):
 
 
 def conversion(folder, name: str, mapping: Mapping):
-    recipe, calibrated = FORMS[name]
-    modules = [weight.removesuffix(".weight") for weight in weights_of(Source(folder))]
-    amax = {module: 8.0 for module in modules if quantizable(module)} if calibrated else {}
-    return plan_conversion(folder, Options(recipe, mapping, Activations(amax)))
+    recipe, rounds = FORMS[name]
+    return plan_conversion(folder, Options(recipe, mapping, calibrated(folder, 8.0) if rounds else Activations()))
 
 
 @pytest.mark.parametrize("name, mapping", [*((name, Mapping()) for name in FORMS), ("mixed", Mapping(4, 2))])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from support.models import ASSETS, LIMITS, random_verifier
+from support.models import ASSETS, LIMITS, calibrated, random_verifier
 
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.layers.quantized import rounded
@@ -24,9 +24,7 @@ from glmspec.build.network.shards import Mapping
 from glmspec.build.trt import backend
 from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import Options, plan_conversion
-from glmspec.convert.recipe import RECIPES, Recipe, Rule, quantizable
-from glmspec.convert.source import Source
-from glmspec.convert.storage import weights_of
+from glmspec.convert.recipe import RECIPES, Recipe, Rule
 from glmspec.plugins import rounding
 from glmspec.runtime.executor import ReferenceExecutor
 from glmspec.runtime.model import Model
@@ -68,8 +66,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def activations() -> Activations:
     """One amax for every module, wide enough for all of them."""
-    modules = [name.removesuffix(".weight") for name in weights_of(Source(VERIFIER))]
-    return Activations({module: 16.0 for module in modules if quantizable(module)})
+    return calibrated(VERIFIER, 16.0)
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +155,7 @@ WIDE = dict(
 def test_ranks_with_quantized_shards_equal_one(name, mapping, tmp_path):
     """Shards keep their scales and blocks are never cut, so ranks multiply the numbers that one rank does."""
     random_verifier(tmp_path / "hf", seed=5, **WIDE)
-    modules = [name.removesuffix(".weight") for name in weights_of(Source(tmp_path / "hf"))]
-    amax = Activations({module: 16.0 for module in modules if quantizable(module)} if KINDS[name].calibrated else {})
+    amax = calibrated(tmp_path / "hf", 16.0) if KINDS[name].calibrated else Activations()
     ids = torch.randint(0, 101, (30,), generator=torch.Generator().manual_seed(0)).tolist()
     step = pack_rows([Rows(Span([1, 2, 3, 4], 0, 30), ids, 30)], TEXT, LEAST_PAGES)
     found = {}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import namedtuple
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.network.form import Form
+from glmspec.build.validate.twin import stable_topk as stable_topk
+from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.recipe import quantizable
+from glmspec.convert.source import Source
+from glmspec.convert.storage import weights_of
 from glmspec.runtime.model import Model
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -91,21 +94,10 @@ def reference_verifier(folder: Path) -> Any:
     return GlmMoeDsaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-@contextmanager
-def stable_topk():
-    """Make transformers' indexer break ties by the lowest index: its own choice among equals is arbitrary."""
-    original = torch.Tensor.topk
-    result = namedtuple("topk", "values indices")
-
-    def topk(self, k, dim=-1, largest=True, sorted=True):
-        values, indices = self.sort(dim=dim, descending=largest, stable=True)
-        return result(values.narrow(dim, 0, k), indices.narrow(dim, 0, k))
-
-    torch.Tensor.topk = topk
-    try:
-        yield
-    finally:
-        torch.Tensor.topk = original
+def calibrated(folder: Path, amax: float) -> Activations:
+    """One largest activation for every quantizable matrix of a checkpoint."""
+    modules = [name.removesuffix(".weight") for name in weights_of(Source(folder))]
+    return Activations({module: amax for module in modules if quantizable(module)})
 
 
 def convert_and_load(folder: Path, out: Path) -> tuple[Any, dict[str, torch.Tensor]]:

@@ -1,0 +1,187 @@
+"""An engine directory's files: networks compiled, weights and tokenizer beside them, records that hash it all.
+
+    ENGINES/config.json                  target, limits, models, end tokens, hashes
+    ENGINES/checkpoints/NAME/            converted weights, when the inputs were Hugging Face folders
+    ENGINES/verifier/config.json         I/O contract, network hashes, where the weights are
+    ENGINES/verifier/PROFILE.engine      a plan a profile, for GPUs; every rank loads the same ones
+    ENGINES/verifier/PROFILE.layers.jsonl, build.log, timing.cache
+    ENGINES/DRAFTER/...                  the same, one folder a drafter
+    ENGINES/tokenizer/                   when the verifier has one
+    ENGINES/validation.json              what `validate` found, unless it was skipped
+
+`engine.py` fills one at once, `bundle.py` in two halves.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from glmspec.build.deployment import MTP, VERIFIER, Deployment, Member
+from glmspec.build.layer_list import layer_lines
+from glmspec.build.network.contract import Contract
+from glmspec.build.network.reader import read
+from glmspec.build.plan import Built, build_plan
+from glmspec.build.progress import Progress
+from glmspec.build.trt import Backend
+from glmspec.convert.checkpoint import Checkpoint
+from glmspec.convert.conversion import TOKENIZER_FILES, Conversion
+from glmspec.convert.files import ENGINES, MODEL_ENGINE, producer, sha256, write_bytes, write_json
+from glmspec.convert.writer import Run
+
+TOKENIZER, REPORT = "tokenizer", "validation.json"
+TIMING_CACHE, BUILD_LOG = "timing.cache", "build.log"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One member's network for one profile. built: None where the executor runs it."""
+
+    sha256: str
+    layers: tuple[str, ...]
+    contract: Contract
+    built: Built | None
+
+
+def compile_member(
+    deployment: Deployment, member: Member, tensorrt: Backend, progress: Progress
+) -> dict[str, Compiled]:
+    """A member's networks by profile, compiled where the target wants plans."""
+    made, cache = {}, b""
+    ranges = deployment.limits.profiles(member.index_topk(deployment.limits))
+    for profile in deployment.profiles():
+        with progress.stage(f"Authoring the {member.name} network ({profile})"):
+            net = deployment.author(member, profile, tensorrt)
+            graph = read(net.definition, net.backend)
+        built = None
+        if deployment.target.package:
+            with progress.stage(f"Building {member.name} ({profile}) for {deployment.target.compute_capability}"):
+                built = build_plan(net, ranges[profile], deployment.target.compute_capability, cache)
+            cache = built.timing_cache
+        made[profile] = Compiled(graph.content_hash(), tuple(layer_lines(graph)), net.contract(), built)
+    return made
+
+
+def write_engines(
+    deployment: Deployment,
+    compiled: dict[str, dict[str, Compiled]],
+    folder: Path,
+    out: Path,
+    tensorrt: Backend,
+    progress: Progress,
+) -> None:
+    """Fill an engine directory that will be at `out`."""
+    weights = written_weights(deployment, folder, progress)
+    for member in deployment.members:
+        _write_member(deployment, member, weights[member.name], compiled[member.name], folder, out)
+    tokenizer = copy_tokenizer(deployment.verifier, folder)
+    write_json(folder / "config.json", _directory_record(deployment, folder, tensorrt, tokenizer))
+
+
+def _write_member(
+    deployment: Deployment,
+    member: Member,
+    weights: tuple[Checkpoint, str | None],
+    compiled: dict[str, Compiled],
+    folder: Path,
+    out: Path,
+) -> None:
+    home = folder / member.name
+    home.mkdir()
+    checkpoint, inside = weights
+    where = f"../{inside}" if inside else os.path.relpath(checkpoint.folder.resolve(), (out / member.name).resolve())
+    plans = {profile: one.built for profile, one in compiled.items() if one.built is not None}
+    for profile, one in compiled.items():
+        write_bytes(home / f"{profile}.layers.jsonl", "".join(f"{line}\n" for line in one.layers).encode())
+    for profile, built in plans.items():
+        write_bytes(home / f"{profile}.engine", built.plan)
+    if plans:
+        log = [f"{profile}: {line}\n" for profile, built in plans.items() for line in built.log]
+        write_bytes(home / BUILD_LOG, "".join(log).encode())
+        last = list(plans.values())[-1].timing_cache
+        if last:
+            write_bytes(home / TIMING_CACHE, last)
+    limits, k = deployment.limits, member.index_topk(deployment.limits)
+    first = next(iter(compiled.values()))
+    write_json(
+        home / "config.json",
+        {
+            "producer": producer(MODEL_ENGINE),
+            "pretrained_config": checkpoint.record,
+            "build_config": {
+                "compute": deployment.compute,
+                "taps": list(member.taps),
+                "hidden": member.hidden,
+                "index_topk": k,
+                "limits": asdict(limits),
+                "profiles": limits.profiles(k),
+            },
+            "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
+            "networks": {
+                profile: {"sha256": one.sha256, "layers": len(one.layers)} for profile, one in compiled.items()
+            },
+            "plans": {
+                profile: {"file": f"{profile}.engine", "sha256": sha256(home / f"{profile}.engine")}
+                for profile in plans
+            },
+            "contract": first.contract.to_json(),
+        },
+    )
+
+
+def written_weights(
+    deployment: Deployment, folder: Path, progress: Progress
+) -> dict[str, tuple[Checkpoint, str | None]]:
+    """Every member's converted checkpoint; those written into the folder now also with their path in there."""
+    made: dict[int, tuple[Checkpoint, str | None]] = {}
+    for member in deployment.members:
+        origin, name = member.origin, member.name
+        if id(origin) in made:
+            continue
+        if isinstance(origin, Conversion):
+            with progress.bytes(f"Converting {name}", origin.size) as advance:
+                written = origin.write(folder / "checkpoints" / name, Run(advance=advance))
+            made[id(origin)] = (written, f"checkpoints/{name}")
+        else:
+            made[id(origin)] = (origin, None)
+    return {member.name: made[id(member.origin)] for member in deployment.members}
+
+
+def copy_tokenizer(verifier: Member, folder: Path) -> bool:
+    """Copy the verifier's tokenizer, if it has one."""
+    if not (verifier.folder / "tokenizer.json").exists():
+        return False
+    (folder / TOKENIZER).mkdir()
+    for name in TOKENIZER_FILES:
+        if (verifier.folder / name).exists():
+            shutil.copyfile(verifier.folder / name, folder / TOKENIZER / name)
+    return True
+
+
+def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, tokenizer: bool) -> dict[str, Any]:
+    target, members = deployment.target, deployment.members
+    listed = [folder / one.name / "config.json" for one in members]
+    if tokenizer:
+        listed += (folder / TOKENIZER).iterdir()
+    mapping = deployment.mapping
+    return {
+        "producer": producer(ENGINES),
+        "target": target.name,
+        "compute_capability": target.compute_capability,
+        "tensorrt": {"package": tensorrt.package, "version": tensorrt.version},
+        "mapping": {"tp_size": mapping.tp, "moe_ep_size": mapping.ep},
+        "compute": deployment.compute,
+        "limits": asdict(deployment.limits),
+        "eos_token_ids": list(members[0].end_ids),
+        "tokenizer": TOKENIZER if tokenizer else None,
+        "verifier": VERIFIER,
+        "mtp": MTP if any(one.name == MTP for one in members) else None,
+        "drafters": [
+            {"name": one.name, "kind": one.config.kind, "source": one.source or one.folder.resolve().name}
+            for one in deployment.drafters
+        ],
+        "files": {str(path.relative_to(folder)): sha256(path) for path in sorted(listed)},
+    }
