@@ -39,7 +39,7 @@ from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
 
 PLUGINS = "plugins"
-_MEMBER = {"name", "source", "weights", "taps", "hidden", "contract"}
+_MEMBER = {"name", "source", "weights", "taps", "hidden", "drafter_window", "num_speculative_tokens", "contract"}
 
 
 def prepare(
@@ -125,6 +125,8 @@ def _prepared(
         "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
         "taps": list(member.taps),
         "hidden": member.hidden,
+        "drafter_window": member.window,
+        "num_speculative_tokens": member.drafts,
         "contract": contract.to_json(),
     }
 
@@ -180,8 +182,9 @@ def _deployment(bundle: Path, record: dict[str, Any], target: Target) -> Deploym
             raise EngineError(
                 f"{home}: not the weights the bundle was made for (found {found[:12]}, expected {expected[:12]})."
             )
+        chosen = {"window": one["drafter_window"], "drafts": one["num_speculative_tokens"]}
         taps, hidden = tuple(one["taps"]), one["hidden"]
-        members.append(Member(one["name"], home, checkpoint, taps, hidden, source=one["source"]))
+        members.append(Member(one["name"], home, checkpoint, taps, hidden, **chosen, source=one["source"]))
     limits = EngineLimits(**record["limits"])
     return Deployment(target, tuple(members), limits, record["compute"])
 

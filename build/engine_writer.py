@@ -115,6 +115,8 @@ def _write_member(
                 "compute": deployment.compute,
                 "taps": list(member.taps),
                 "hidden": member.hidden,
+                "drafter_window": member.window,
+                "num_speculative_tokens": member.drafts,
                 "index_topk": k,
                 "limits": asdict(limits),
                 "profiles": limits.profiles(k),
