@@ -482,7 +482,7 @@ def test_an_engine_directory_of_another_version_is_refused(copied):
 
 def test_fewer_drafts_and_the_other_window_are_built_and_loaded(tmp_path):
     """Both come back at load, by the record: the network's hash would not fit otherwise."""
-    drafters = (CHECKPOINTS / "dflash2", SMALL)
+    drafters = (CHECKPOINTS / "dflash2", CHECKPOINTS / "dspark")
     out = build(tmp_path / "e", drafters=drafters, num_speculative_tokens=2, drafter_window="relative")
     assert record(out)["limits"]["block_rows"] == 3
     for name, rows in (("dflash2", 3), ("dspark", 2)):
