@@ -150,10 +150,9 @@ def test_a_selector_over_fewer_tokens_or_scaled_logits(converted, scaling, vocab
     found = draft(load(config, tensors, regions=regions), "dflash2")
     logits = golden("dflash2", "hidden") @ tensors["lm_head.weight"].float().T * scaling.logits
     logits = logits if scaling.cap is None else scaling.cap * torch.tanh(logits / scaling.cap)
-    weights = {
-        key: tensors[f"candidate_selector.{key}"].float() for key in ("predecessor_codebook", "successor_codebook")
-    }
-    projected = golden("dflash2", "hidden") @ tensors["candidate_selector.hidden_projection.weight"].float().T
+    names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+    predecessors, successors, projection = (tensors[f"candidate_selector.{name}"].float() for name in names)
+    projected = golden("dflash2", "hidden") @ projection.T
     offset = tensors.get("d2t", torch.zeros(vocabulary, dtype=torch.int32))
     for block, previous in enumerate(golden("dflash2", "anchors").tolist()):
         for at, row in enumerate(range(1, config.block_size)):
