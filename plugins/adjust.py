@@ -14,7 +14,11 @@ from glmspec.build.network.graph import Tensor
 
 
 def reference(
-    logits_RV: torch.Tensor, place_E2: torch.Tensor, before_E: torch.Tensor, factor_E: torch.Tensor, after_E: torch.Tensor
+    logits_RV: torch.Tensor,
+    place_E2: torch.Tensor,
+    before_E: torch.Tensor,
+    factor_E: torch.Tensor,
+    after_E: torch.Tensor,
 ) -> torch.Tensor:
     """float32 [R, V]. place: int32 [E, 2], row and token, every pair once; before, factor (> 0), after: float32 [E]."""
     row_E, token_E = place_E2.long().unbind(1)

@@ -10,7 +10,8 @@ Two ways to verify a block of drafts x_1 .. x_n, with p_i and q_i the laws at th
 After t accepted drafts one token is drawn from max(w p_{t+1} - q_{t+1}, 0), w = 1 (standard) or c_t (block), or from
 p_{t+1} when t = n. q is given by candidates: K tokens a draft and their chances, all others 0; or whole.
 
-Legend: R rows, V vocabulary, B blocks, Q most rows of a block (the anchor's and its drafts'), Z rows of q, K candidates.
+Legend: R rows, V vocabulary, B blocks, Q most rows of a block (the anchor's and its drafts'), Z rows of q, K
+candidates.
 """
 
 from __future__ import annotations

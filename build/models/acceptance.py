@@ -9,7 +9,8 @@
 
 The logits are the verifier's output, bound as an input here. Acceptance has no weights and runs on one rank.
 
-Legend: R rows with logits, V vocabulary, B blocks, Q most rows of a block, E adjusted logits, Z rows of q, K its columns.
+Legend: R rows with logits, V vocabulary, B blocks, Q most rows of a block, E adjusted logits, Z rows of q, K its
+columns.
 """
 
 from __future__ import annotations
@@ -141,6 +142,14 @@ class Logprobs(Acceptance):
         net.output(ops.reshape(mine_R1, (-1,)), TensorSpec("logprobs", "float32", ("R",)))
         net.output(best_RK - whole_R1, TensorSpec("top_logprobs", "float32", ("R", most)))
         net.output(ids_RK, TensorSpec("top_ids", "int32", ("R", most)))
+
+
+NETWORKS: dict[str, type[Acceptance]] = {one.name: one for one in (Greedy, Sampled, Logprobs)}  # every deployment's
+
+
+def acceptance_of(config: VerifierConfig, name: str, q: DraftLaw | None) -> Acceptance:
+    """The network of this name. q: of one that rejects."""
+    return NETWORKS[name](config) if q is None else Rejection(config, q)
 
 
 def _logits_spec(config: VerifierConfig, form: Form) -> TensorSpec:

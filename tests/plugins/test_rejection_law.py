@@ -16,8 +16,13 @@ from glmspec.plugins import draw, reject, sampling_law
 V, DRAFTS, DRAWS = 6, 2, 200_000
 INT = torch.int32
 # Temperature, top-k, top-p, min-p of the target.
-LAWS = {"plain": (1.0, 0, 1.0, 0.0), "cold": (0.7, 0, 1.0, 0.0), "top-k": (1.0, 3, 1.0, 0.0), "top-p": (0.9, 0, 0.8, 0.0),
-        "all": (1.2, 5, 0.9, 0.05)}  # fmt: skip
+LAWS = {
+    "plain": (1.0, 0, 1.0, 0.0),
+    "cold": (0.7, 0, 1.0, 0.0),
+    "top-k": (1.0, 3, 1.0, 0.0),
+    "top-p": (0.9, 0, 0.8, 0.0),
+    "all": (1.2, 5, 0.9, 0.05),
+}
 Q_KINDS = ("whole", "candidates", "one-hot")
 
 
@@ -100,9 +105,10 @@ def test_the_test_sees_a_wrong_q():
     best = z.argmax(-1)  # drafted greedily, scored as if drawn from the softmax
     rows = torch.arange(DRAWS * 2).view(DRAWS, 2).to(INT)
     before = torch.stack([torch.zeros(DRAWS, dtype=torch.long), best[0].expand(DRAWS)], 1).flatten()
-    accepted, tokens = reject.reference(
+    _, tokens = reject.reference(
         p_VV[before], best[before].to(INT), before.to(INT), rows, torch.ones(DRAWS, dtype=INT),
-        torch.rand(DRAWS * 2, generator=g), torch.rand(DRAWS, generator=g), torch.zeros(DRAWS, dtype=INT), z.softmax(-1),
+        torch.rand(DRAWS * 2, generator=g), torch.rand(DRAWS, generator=g), torch.zeros(DRAWS, dtype=INT),
+        z.softmax(-1),
     )  # fmt: skip
     counts = torch.bincount(tokens[:, 0].long(), minlength=V).double()
     chi = ((counts - p_VV[0] * DRAWS) ** 2 / (p_VV[0] * DRAWS)).sum()

@@ -158,7 +158,8 @@ def test_edges_of_rejection(verify):
     q = torch.tensor([[0.5, 0.5, 0.0]] * 3 + [[0.0, 0.0, 1.0]] * 2 + [[1.0, 0.0, 0.0]] * 2)
     inputs = {
         "p": p, "draft": torch.tensor([0, 1, 0, 2, 0, 0, 0], dtype=INT), "q_row": torch.arange(7, dtype=INT),
-        "block": torch.tensor([[0, 1, 2], [3, 4, 4], [5, 6, 6]], dtype=INT), "count": torch.tensor([2, 1, 1], dtype=INT),
+        "block": torch.tensor([[0, 1, 2], [3, 4, 4], [5, 6, 6]], dtype=INT),
+        "count": torch.tensor([2, 1, 1], dtype=INT),
         "u": torch.full((7,), 1 - 2**-23), "last": torch.tensor([0.75, 0.75, 0.0]),
         "verify": torch.full((3,), verify, dtype=INT), "q": q,
     }  # fmt: skip
