@@ -31,6 +31,7 @@ from glmspec.build.engine_writer import (
 )
 from glmspec.build.errors import EngineError, MissingCapability
 from glmspec.build.machine import compiler_for, this_machine
+from glmspec.build.models.acceptance import DraftLaw
 from glmspec.build.network.contract import Contract
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend
@@ -39,7 +40,7 @@ from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
 
 PLUGINS = "plugins"
-_MEMBER = {"name", "source", "weights", "taps", "hidden", "drafter_window", "num_speculative_tokens", "contract"}
+_MEMBER = {"name", "source", "weights", "taps", "hidden", "drafter_window", "num_speculative_tokens", "q", "contract"}
 
 
 def prepare(
@@ -89,7 +90,7 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
             f"{f'a GPU of {machine.compute_capability}' if machine.compute_capability else 'no GPU'}."
         )
     for member, prepared in zip(deployment.members, record["members"], strict=True):
-        for profile in deployment.profiles():  # before anything is compiled: minutes of that machine cost
+        for profile in deployment.profiles(member):  # before anything is compiled: minutes of that machine cost
             contract = deployment.author(member, profile, tensorrt).contract()
             _same_contract(bundle, member.name, profile, contract, Contract.from_json(prepared["contract"]))
     compiled = {member.name: compile_member(deployment, member, tensorrt, progress) for member in deployment.members}
@@ -116,17 +117,14 @@ def _prepared(
     """A member as the record keeps it."""
     checkpoint, inside = weights
     where = inside or os.path.relpath(checkpoint.folder.resolve(), out.resolve())
-    profile = deployment.profiles()[0]
+    profile = deployment.profiles(member)[0]
     with progress.stage(f"Authoring the {member.name} network ({profile})"):
         contract = deployment.author(member, profile, proxy).contract()
     return {
         "name": member.name,
         "source": member.folder.resolve().name,
         "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
-        "taps": list(member.taps),
-        "hidden": member.hidden,
-        "drafter_window": member.window,
-        "num_speculative_tokens": member.drafts,
+        **member.choices,
         "contract": contract.to_json(),
     }
 
@@ -182,11 +180,24 @@ def _deployment(bundle: Path, record: dict[str, Any], target: Target) -> Deploym
             raise EngineError(
                 f"{home}: not the weights the bundle was made for (found {found[:12]}, expected {expected[:12]})."
             )
-        chosen = {"window": one["drafter_window"], "drafts": one["num_speculative_tokens"]}
-        taps, hidden = tuple(one["taps"]), one["hidden"]
-        members.append(Member(one["name"], home, checkpoint, taps, hidden, **chosen, source=one["source"]))
+        members.append(_member(one, home, checkpoint))
     limits = EngineLimits(**record["limits"])
     return Deployment(target, tuple(members), limits, record["compute"])
+
+
+def _member(record: dict[str, Any], home: Path, checkpoint: Checkpoint) -> Member:
+    """A member as the record keeps it, with its weights."""
+    return Member(
+        record["name"],
+        home,
+        checkpoint,
+        tuple(record["taps"]),
+        record["hidden"],
+        record["drafter_window"],
+        record["num_speculative_tokens"],
+        source=record["source"],
+        q=DraftLaw(**record["q"]) if record["q"] else None,
+    )
 
 
 def _unchanged(checkpoint: Checkpoint) -> Checkpoint:

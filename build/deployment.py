@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits
+from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits, Ranges
 from glmspec.build.configs.target import Target
 from glmspec.build.configs.tensorrt import KV_CACHE_DTYPES
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import ConfigError
+from glmspec.build.models.acceptance import NETWORKS, Acceptance, DraftLaw, acceptance_of
 from glmspec.build.models.dflash import SHARED_WEIGHTS, DFlash
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
@@ -91,7 +92,8 @@ class Implied:
 @dataclass(frozen=True)
 class Member:
     """One model of a deployment. taps, hidden: a verifier's outputs for the drafters, for its MTP module. window,
-    drafts: what was chosen for a drafter. source: what the folder was called, where it is no longer the one given."""
+    drafts: what was chosen for a drafter. source: what the folder was called, where it is no longer the one given. q:
+    of a network that rejects drafts, how they are drawn."""
 
     name: str
     folder: Path
@@ -101,6 +103,12 @@ class Member:
     window: str | None = None
     drafts: int | None = None
     source: str = ""
+    q: DraftLaw | None = None
+
+    @property
+    def accepts(self) -> bool:
+        """True of a network on the verifier's logits."""
+        return self.name in NETWORKS or self.q is not None
 
     @property
     def config(self) -> Config:
@@ -109,8 +117,21 @@ class Member:
         return config.chosen(self.window, self.drafts) if isinstance(config, DrafterConfig) else config
 
     @property
-    def model(self) -> Verifier | Mtp | DFlash:
+    def choices(self) -> dict[str, Any]:
+        """What its network is made with besides its checkpoint, for a record."""
+        return {
+            "taps": list(self.taps),
+            "hidden": self.hidden,
+            "drafter_window": self.window,
+            "num_speculative_tokens": self.drafts,
+            "q": asdict(self.q) if self.q else None,
+        }
+
+    @property
+    def model(self) -> Verifier | Mtp | DFlash | Acceptance:
         """Its network, before a form is chosen."""
+        if self.accepts:
+            return acceptance_of(self.config, self.name, self.q)
         return Mtp(self.config) if self.name == MTP else model_of(self.config, self.taps, hidden=self.hidden)
 
     @property
@@ -125,7 +146,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A verifier (the first member) and its drafters, for a target."""
+    """A verifier (the first member), its drafters and the acceptance networks, for a target."""
 
     target: Target
     members: tuple[Member, ...]
@@ -154,6 +175,8 @@ class Deployment:
 
     def form(self, member: Member, profile: str) -> Form:
         """The form of a member's network. TensorRT's own layer for experts is for decode-sized steps."""
+        if member.accepts:
+            return Form(compute=self.compute, profile=profile)
         moe = self.target.moe if profile == GENERATION else "composed"
         return replace(member.origin.form(self.compute), profile=profile, moe=moe)
 
@@ -161,13 +184,20 @@ class Deployment:
         """A member's network for a profile. static: every size fixed at its greatest."""
         form = self.form(member, profile)
         if static:
-            ranges = self.limits.profiles(member.index_topk(self.limits))[profile]
+            ranges = self.ranges(member)[profile]
             form = replace(form, sizes={symbol: most for symbol, (_, _, most) in ranges.items()})
         return member.model.author(self.limits, form, backend)
 
-    def profiles(self) -> tuple[str, ...]:
-        """Plans a member has: one a profile where an engine is compiled, one network for all on the executor."""
-        return (GENERATION, CONTEXT) if self.target.package else (CONTEXT,)
+    def ranges(self, member: Member) -> dict[str, Ranges]:
+        """The sizes of steps that a member is built for, by profile."""
+        return self.limits.profiles(member.index_topk(self.limits))
+
+    def profiles(self, member: Member) -> tuple[str, ...]:
+        """Plans a member has: one a profile where an engine is compiled, one network for all on the executor. To the
+        acceptance networks all steps are alike."""
+        if not self.target.package:
+            return (CONTEXT,)
+        return (GENERATION,) if member.accepts else (GENERATION, CONTEXT)
 
 
 def open_deployment(
@@ -184,7 +214,8 @@ def open_deployment(
     limits = engine_limits(first.config, [one.config for one in others], target, options)
     modules = [_mtp(first)] if options.mtp else []
     verifier_member = replace(first, taps=taps, hidden=options.mtp)
-    return Deployment(target, (verifier_member, *modules, *others), limits, compute)
+    judges = [Member(name, first.folder, first.origin) for name in NETWORKS]
+    return Deployment(target, (verifier_member, *modules, *others, *judges), limits, compute)
 
 
 def _check_options(drafters: Sequence[Path], options: Options) -> None:

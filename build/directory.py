@@ -38,7 +38,7 @@ class EngineDirectory:
             raise EngineError(
                 f"{folder}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o {folder}"
             )
-        if not {"compute_capability", "mtp", "mapping"} <= record.keys():
+        if not {"compute_capability", "mtp", "mapping", "acceptance"} <= record.keys():
             raise EngineError(f"{folder}: built by another version of glmspec. Build the engine directory again.")
         directory = cls(folder, record)
         directory._check()
@@ -88,10 +88,15 @@ class EngineDirectory:
         return self.record["drafters"]
 
     @property
+    def acceptance(self) -> list[str]:
+        """Names of the networks on the verifier's logits."""
+        return self.record["acceptance"]
+
+    @property
     def names(self) -> list[str]:
         """Every model's folder."""
         mtp = [self.record["mtp"]] if self.record["mtp"] else []
-        return [self.verifier, *mtp, *(drafter["name"] for drafter in self.drafters)]
+        return [self.verifier, *mtp, *(drafter["name"] for drafter in self.drafters), *self.acceptance]
 
     @property
     def limits(self) -> EngineLimits:

@@ -51,8 +51,8 @@ def compile_member(
 ) -> dict[str, Compiled]:
     """A member's networks by profile, compiled where the target wants plans."""
     made, cache = {}, b""
-    ranges = deployment.limits.profiles(member.index_topk(deployment.limits))
-    for profile in deployment.profiles():
+    ranges = deployment.ranges(member)
+    for profile in deployment.profiles(member):
         with progress.stage(f"Authoring the {member.name} network ({profile})"):
             net = deployment.author(member, profile, tensorrt)
             graph = read(net.definition, net.backend)
@@ -113,10 +113,7 @@ def _write_member(
             "pretrained_config": checkpoint.record,
             "build_config": {
                 "compute": deployment.compute,
-                "taps": list(member.taps),
-                "hidden": member.hidden,
-                "drafter_window": member.window,
-                "num_speculative_tokens": member.drafts,
+                **member.choices,
                 "index_topk": k,
                 "limits": asdict(limits),
                 "profiles": limits.profiles(k),
@@ -181,6 +178,7 @@ def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, t
         "tokenizer": TOKENIZER if tokenizer else None,
         "verifier": VERIFIER,
         "mtp": MTP if any(one.name == MTP for one in members) else None,
+        "acceptance": [one.name for one in members if one.accepts],
         "drafters": [
             {"name": one.name, "kind": one.config.kind, "source": one.source or one.folder.resolve().name}
             for one in deployment.drafters

@@ -10,15 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from glmspec.plugins import (
+    accept,
+    adjust,
     argmax,
     block_attention,
+    draw,
     grouped_conv,
     index_topk,
     lowest_topk,
     markov_walk,
     moe,
+    reject,
     rms_norm,
     rounding,
+    sampling_law,
     selector_walk,
     sparse_mla,
 )
@@ -26,15 +31,20 @@ from glmspec.plugins import (
 # Each reference takes the region's inputs in order, then its attributes by name, and returns
 # the region's output or a tuple of them.
 OPS: dict[str, Callable] = {
+    "accept": accept.reference,
+    "adjust": adjust.reference,
     "argmax": argmax.reference,
     "block_attention": block_attention.reference,
+    "draw": draw.reference,
     "grouped_conv": grouped_conv.reference,
     "index_topk": index_topk.reference,
     "lowest_topk": lowest_topk.reference,
     "markov_walk": markov_walk.reference,
     "moe": moe.reference,
+    "reject": reject.reference,
     "rms_norm": rms_norm.reference,
     "rounding": rounding.reference,
+    "sampling_law": sampling_law.reference,
     "selector_walk": selector_walk.reference,
     "sparse_mla": sparse_mla.reference,
 }

@@ -13,10 +13,15 @@ from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import MissingCapability
 from glmspec.build.machine import this_machine
+from glmspec.build.models.acceptance import DraftLaw, acceptance_of
 from glmspec.build.models.registry import model_of
+from glmspec.build.network.form import Form
 from glmspec.convert.checkpoint import Checkpoint
-from glmspec.runtime.ending import Ending
+from glmspec.runtime.accept import STANDARD, Acceptance
+from glmspec.runtime.adjustments import Adjustments
+from glmspec.runtime.ending import Ending, ending_tokens
 from glmspec.runtime.model import Model
+from glmspec.runtime.propose import BlockDrafter, Drafter
 from glmspec.runtime.request import Answer, Delta, Request
 from glmspec.runtime.scheduler import Scheduler
 from glmspec.runtime.sequence import Sequence
@@ -31,11 +36,14 @@ class Engine:
     """Add requests, then `step` until they finish. Not thread-safe: one thread owns it.
 
     drafter: name of the drafter to use (None takes the directory's first, if it has any). speculate: False
-    loads no drafter. Raises `EngineError` for a directory that does not fit this version or its weights.
+    loads no drafter. verification: how drafts that were drawn are verified, "standard" or "block". Raises `EngineError`
+    for a directory that does not fit this version or its weights.
     A small model sets torch to one thread, for the whole process: more of them make it slower.
     """
 
-    def __init__(self, folder: Path, drafter: str | None = None, speculate: bool = True) -> None:
+    def __init__(
+        self, folder: Path, drafter: str | None = None, speculate: bool = True, *, verification: str = STANDARD
+    ) -> None:
         self.directory = _runnable(EngineDirectory.open(folder))
         self.limits, self.end_ids = self.directory.limits, self.directory.end_ids
         self.drafter_name = self.directory.choose_drafter(drafter) if speculate else None
@@ -45,16 +53,27 @@ class Engine:
             torch.set_num_threads(1)
         self.verifier = _model(verifier, self.directory.model(self.directory.verifier))
         self.drafter = self._load_drafter() if self.drafter_name else None
-        num_drafts = self.drafter.config.num_drafts if self.drafter else 0
-        reach = self.drafter.config.max_position_embeddings if self.drafter else 0
-        self.scheduler = Scheduler(self.limits, num_drafts, reach)
-        self.loop = SpeculativeLoop(self.verifier, self.drafter, self.limits)
+        num_drafts = self.drafter.num_drafts if self.drafter else 0
+        self.scheduler = Scheduler(self.limits, num_drafts)
+        judges = {name: self._load_judge(name) for name in self.directory.acceptance}
+        self.loop = SpeculativeLoop(
+            self.verifier, self.drafter, Acceptance(judges, self.limits, verification), self.limits
+        )
         self.stats = SpecStats(num_drafts)
 
-    def _load_drafter(self) -> Model:
+    def _load_drafter(self) -> Drafter:
         checkpoint = self.directory.checkpoint(self.drafter_name)
         shared = {name: self._shared(source) for name, source in checkpoint.shared.items()}
-        return _model(checkpoint, self.directory.model(self.drafter_name), shared)
+        return BlockDrafter(_model(checkpoint, self.directory.model(self.drafter_name), shared), self.limits)
+
+    def _load_judge(self, name: str) -> Model:
+        """An acceptance network: no weights, and one rank."""
+        record = self.directory.model(name)
+        q = record["build_config"]["q"]
+        tree = acceptance_of(self.verifier.config, name, DraftLaw(**q) if q else None)
+        form = Form(compute=record["build_config"]["compute"])
+        sha256 = record["networks"][CONTEXT]["sha256"]
+        return Model(self.verifier.config, self.limits, form, [{}], tree=tree, network_sha256=sha256)
 
     def _shared(self, name: str) -> torch.Tensor:
         """A whole weight of the verifier, in the compute dtype: on one rank its own tensor and no second copy."""
@@ -68,12 +87,17 @@ class Engine:
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises `RequestError` for one that cannot be served."""
-        config, limit = self.verifier.config, self.limits.max_model_len
-        request.check(config.vocab_size, limit, self.tokenizer is not None)
+        vocab_size, limit = self.verifier.config.vocab_size, self.limits.max_model_len
+        request.check(vocab_size, limit, self.tokenizer is not None)
         most = min(request.max_tokens, limit - len(request.prompt_ids))
-        text = self.tokenizer.stream() if self.tokenizer else None
-        ending = Ending(request, self.end_ids, text, most)
-        sequence = Sequence(request, ending, len(request.prompt_ids) + most, SpecStats(self.stats.num_spec_tokens))
+        ending = Ending(request, self.end_ids, self.tokenizer.stream() if self.tokenizer else None, most)
+        adjustments = None
+        if request.sampling.adjusts:
+            end_ids = ending_tokens(request, self.end_ids)
+            adjustments = Adjustments(request.sampling, request.prompt_ids, end_ids, vocab_size)
+        stats = SpecStats(self.stats.num_spec_tokens)
+        reach = self.drafter.reach if self.drafter else 0
+        sequence = Sequence(request, ending, len(request.prompt_ids) + most, stats, adjustments, reach)
         self.scheduler.add(sequence)
         return sequence
 

@@ -48,7 +48,7 @@ def pack_rows(rows: Sequence[Rows], limits: EngineLimits, least_pages: int) -> I
     wanted = np.concatenate([np.arange(end - one.logits, end) for end, one in zip(ends, rows, strict=True)])
     if not len(wanted):  # a step of prefill chunks alone: the network wants at least one row
         wanted = np.zeros(1, dtype=np.int64)
-    return _tensors(
+    return tensors(
         {
             "token_ids": np.concatenate([np.asarray(one.tokens, dtype=np.int32) for one in rows]),
             "positions": position,
@@ -68,7 +68,7 @@ def pack_blocks(
     kept: whose they are, in the same order."""
     blocks = blocks or [IDLE_BLOCK]
     width = max(1, max(-(-block.position // limits.page_size) for block in blocks))
-    return _tensors(
+    return tensors(
         {
             "context_rows": np.asarray(kept_rows, dtype=np.int32),
             "context_positions": np.concatenate([np.arange(span.start, span.start + span.count) for span in kept]),
@@ -101,5 +101,10 @@ def _segments(spans: Sequence[Span], most: int) -> tuple[np.ndarray, np.ndarray,
     return segment_rows, slots, owners
 
 
-def _tensors(arrays: dict[str, np.ndarray]) -> Inputs:
-    return {name: torch.from_numpy(array.astype(np.int32, copy=False)) for name, array in arrays.items()}
+def tensors(arrays: dict[str, np.ndarray]) -> Inputs:
+    """Network inputs: float32 stays, every other dtype becomes int32."""
+    plain = {
+        name: array if array.dtype == np.float32 else array.astype(np.int32, copy=False)
+        for name, array in arrays.items()
+    }
+    return {name: torch.from_numpy(array) for name, array in plain.items()}

@@ -5,23 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from glmspec.build.errors import RequestError
+from glmspec.runtime.sampling import GREEDY, Sampling
 
 STOP, LENGTH = "stop", "length"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A generation request. Decoding is greedy.
+    """A generation request.
 
     prompt_ids: the prompt's tokens. max_tokens: most new tokens. stop: texts that end the answer (cut from it).
-    ignore_eos: go on past end tokens. speculate: draft for this request, when the engine has a drafter.
+    stop_token_ids: tokens that end it, besides the model's own end tokens. ignore_eos: go on past those. speculate:
+    draft for this request, when the engine has a drafter. sampling: how tokens are drawn; greedy by default.
     """
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     speculate: bool = True
+    sampling: Sampling = GREEDY
 
     def check(self, vocab_size: int, max_model_len: int, has_text: bool) -> None:
         """Raise `RequestError` for what cannot be served, naming the field, what was found and the limit."""
@@ -41,16 +45,36 @@ class Request:
             raise RequestError("stop: found an empty text, expected at least one character")
         if self.stop and not has_text:
             raise RequestError("stop: this engine has no tokenizer, so it cannot look for text")
+        odd = next((token for token in self.stop_token_ids if not 0 <= token < vocab_size), None)
+        if odd is not None:
+            raise RequestError(f"stop_token_ids: found token id {odd}, expected ids from 0 to {vocab_size - 1}")
+        if self.sampling.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens: found {self.sampling.min_tokens}, expected at most max_tokens ({self.max_tokens})"
+            )
+        self.sampling.check(vocab_size)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token's log-probability, and the best tokens with theirs, best first."""
+
+    logprob: float
+    best: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step adds to an answer. tokens: new ids. text: new text, where there is a tokenizer.
-    finish_reason: "stop" or "length" on the last one."""
+    """What one step adds to an answer. tokens: new ids. text: new text, where there is a tokenizer. finish_reason:
+    "stop" or "length" on the last one. accepted: how many of the tokens, the first ones, were drafts. rejected: drafts
+    that the verifier saw and that did not stand. logprobs: one a token, when the request wants them."""
 
     tokens: tuple[int, ...]
     text: str
     finish_reason: str | None = None
+    accepted: int = 0
+    rejected: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass
@@ -60,9 +84,11 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         """Append one delta."""
         self.tokens.extend(delta.tokens)
+        self.logprobs.extend(delta.logprobs)
         self.text += delta.text
         self.finish_reason = delta.finish_reason

@@ -30,12 +30,12 @@ class Turn:
 class Scheduler:
     """Waiting and running sequences, and the pages they own.
 
-    num_drafts: drafts in a block, 0 without a drafter. drafter_reach: positions the drafter was trained for.
+    num_drafts: drafts in a block, 0 without a drafter.
     """
 
-    def __init__(self, limits: EngineLimits, num_drafts: int, drafter_reach: int) -> None:
+    def __init__(self, limits: EngineLimits, num_drafts: int) -> None:
         self.limits = limits
-        self.num_drafts, self.drafter_reach = num_drafts, drafter_reach
+        self.num_drafts = num_drafts
         self.pool = PagePool(limits.num_pages)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -63,7 +63,7 @@ class Scheduler:
             count = min(sequence.pending, left)
             if count == 0:
                 break
-            drafts = sequence.drafts_wanted(self.num_drafts, self.drafter_reach)
+            drafts = sequence.drafts_wanted(self.num_drafts)
             turns.append(Turn(sequence, count, drafts, completes=count == sequence.pending))
             left -= count + drafts
         return turns

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.ending import Ending
+from glmspec.runtime.noise import Noise, fresh_seed
 from glmspec.runtime.request import Delta, Request
 from glmspec.runtime.stats import SpecStats
+
+if TYPE_CHECKING:
+    from glmspec.runtime.accept import Verdict
 
 
 class Sequence:
@@ -12,16 +21,29 @@ class Sequence:
 
     tokens: prompt and answer so far; the newest is the anchor of the next block once all before it are cached.
     cached: tokens whose rows are in the verifier's caches. Rows of rejected drafts lie beyond and are overwritten.
+    most_tokens: prompt and answer together. reach: positions up to which the drafter may draft, 0 for no drafter.
     """
 
-    def __init__(self, request: Request, ending: Ending, most_tokens: int, stats: SpecStats) -> None:
+    def __init__(
+        self,
+        request: Request,
+        ending: Ending,
+        most_tokens: int,
+        stats: SpecStats,
+        adjustments: Adjustments | None = None,
+        reach: int = 0,
+    ) -> None:
         self.request = request
         self.tokens = list(request.prompt_ids)
         self.cached = 0
         self.pages: list[int] = []
-        self.most_tokens = most_tokens  # prompt and answer together
+        self.most_tokens = most_tokens
         self.stats = stats
         self.finish_reason: str | None = None
+        self.adjustments = adjustments
+        seed = request.sampling.seed
+        self.noise = Noise(fresh_seed() if seed is None else seed)
+        self.reach = reach
         self._ending = ending
 
     @property
@@ -34,28 +56,39 @@ class Sequence:
         """Tokens that are known and not cached: the rest of the prompt, then the anchor alone."""
         return len(self.tokens) - self.cached
 
-    def drafts_wanted(self, most: int, reach: int) -> int:
+    @property
+    def may_draft(self) -> bool:
+        """Whether this sequence may be drafted for, now or later: not where the request declines, nor beyond the
+        positions the drafter was made for."""
+        return self.request.speculate and len(self.tokens) + self.stats.num_spec_tokens <= self.reach
+
+    @property
+    def beyond_reach(self) -> bool:
+        """True once the drafter has fallen silent because the sequence is longer than it knows."""
+        return self.request.speculate and self.stats.num_spec_tokens > 0 and not self.may_draft
+
+    def drafts_wanted(self, most: int) -> int:
         """Drafts worth verifying next: none during the prompt, none past what the answer may still hold.
-        most: drafts in a block. reach: positions the drafter was trained for; beyond them it stays silent."""
-        if not self.request.speculate or self.pending != 1 or len(self.tokens) + most > reach:
+        most: drafts in a block."""
+        if self.pending != 1 or not self.may_draft:
             return 0
         return max(0, min(most, self.most_tokens - len(self.tokens) - 1))
 
-    def advance(self, ran: int, drafts: list[int], verdict: list[int]) -> Delta | None:
-        """Account for a verified run of rows. ran: pending tokens among them. drafts: those that followed.
-        verdict: the verifier's greedy token after the last pending token and after each draft; empty when the
-        prompt goes on. Returns what the answer gains."""
-        if not verdict:
+    def advance(self, ran: int, drafts: Many[int], verdict: Verdict | None) -> Delta | None:
+        """Account for a verified run of rows. ran: pending tokens among them. drafts: those that followed. verdict:
+        what came of it, None when the prompt goes on. Returns what the answer gains."""
+        if verdict is None:
             self.cached += ran
             return None
-        accepted = 0
-        while accepted < len(drafts) and drafts[accepted] == verdict[accepted]:
-            accepted += 1
-        delta = self._ending.take(verdict[: accepted + 1])
+        delta = self._ending.take(verdict.tokens)
+        count, accepted = len(delta.tokens), min(verdict.accepted, len(delta.tokens))
         if drafts:
-            self.stats.record(len(drafts), min(accepted, len(delta.tokens)))
+            self.stats.record(len(drafts), accepted)
         self.tokens.extend(delta.tokens)
+        if self.adjustments is not None:
+            self.adjustments.tell(delta.tokens)
         # Rows of tokens that were cut off are not part of the sequence.
-        self.cached = min(self.cached + ran + accepted, len(self.tokens))
+        self.cached = min(self.cached + ran + verdict.accepted, len(self.tokens))
         self.finish_reason = delta.finish_reason
-        return delta
+        rejected = tuple(drafts[verdict.accepted :])
+        return replace(delta, accepted=accepted, rejected=rejected, logprobs=verdict.logprobs[:count])

@@ -1,86 +1,111 @@
-"""The speculative loop: draft, verify, accept, append.
+"""The speculative loop: draft, choose, verify, accept, append.
 
-One step serves any mix of sequences. The drafter proposes a block for each that decodes; the verifier runs
-anchors, drafts and prompt chunks as one packed batch; greedy drafts are accepted while they equal what the
-verifier would have said, so the answer is the verifier's own, token for token; and the features of the
-rows that were kept wait to be appended to the drafter's context by its next run.
+One step serves any mix of sequences. The drafter proposes a block for each that decodes; how many of its drafts are
+worth verifying may be chosen; the verifier runs anchors, drafts and prompt chunks as one packed batch; the acceptance
+networks say which drafts stand and what comes after them, so that the answer is one the verifier alone could have
+given, by the same law; and the features of the rows that were kept wait to be appended to the drafter's context by its
+next run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from glmspec.build.configs.limits import EngineLimits
+from glmspec.runtime.accept import Acceptance, Ballot, Verdict
 from glmspec.runtime.model import Model
-from glmspec.runtime.pack import Block, Rows, pack_blocks, pack_rows
+from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
+from glmspec.runtime.propose import Drafter, Drafts, Kept
 from glmspec.runtime.request import Delta
 from glmspec.runtime.scheduler import Turn
-from glmspec.runtime.sequence import Sequence
 
+if TYPE_CHECKING:
+    from glmspec.runtime.adaptive import AdaptiveVerification
 
-@dataclass(frozen=True)
-class Kept:
-    """Rows of the last verifier step that a sequence kept. first_row: the first one's number in that step."""
-
-    sequence: Sequence
-    first_row: int
-    start: int
-    count: int
+_NOTHING = Drafts([], {}, (0, 0), torch.empty(0))
 
 
 class SpeculativeLoop:
-    """Runs steps on a verifier and, if there is one, a drafter. Owns no sequences."""
+    """Runs steps on a verifier and, if there is one, a drafter. Owns no sequences. adaptive: chooses how many drafts
+    are verified; None verifies them all."""
 
-    def __init__(self, verifier: Model, drafter: Model | None, limits: EngineLimits) -> None:
-        self.verifier, self.drafter, self.limits = verifier, drafter, limits
+    def __init__(
+        self,
+        verifier: Model,
+        drafter: Drafter | None,
+        acceptance: Acceptance,
+        limits: EngineLimits,
+        adaptive: AdaptiveVerification | None = None,
+    ) -> None:
+        self.verifier, self.drafter, self.acceptance = verifier, drafter, acceptance
+        self.limits, self.adaptive = limits, adaptive
         self._least_pages = -(-limits.index_topk(verifier.config.index_topk) // limits.page_size)
-        self._taps: dict[str, torch.Tensor] = {}
+        self._features: dict[str, torch.Tensor] = {}
         self._kept: list[Kept] = []
 
     def step(self, turns: list[Turn]) -> list[Delta | None]:
         """One step: what each turn's answer gains (None while its prompt goes on)."""
-        drafts = self._draft(turns)
-        rows = [self._rows(turn, draft) for turn, draft in zip(turns, drafts, strict=True)]
+        drafting = [turn for turn in turns if turn.drafts]
+        drafts = self._draft(drafting)
+        ballots = self._choose(drafting, drafts)
+
+        rows = [_rows(turn, ballots.get(turn)) for turn in turns]
         out = self.verifier.run(pack_rows(rows, self.limits, self._least_pages))
-        verdict = out["greedy_ids"].tolist()
 
-        deltas, kept, row, said = [], [], 0, 0
-        for turn, draft, run in zip(turns, drafts, rows, strict=True):
-            sequence, start = turn.sequence, turn.sequence.cached
-            deltas.append(sequence.advance(turn.tokens, draft, verdict[said : said + run.logits]))
-            if not sequence.finished and sequence.request.speculate:
-                kept.append(Kept(sequence, row, start, sequence.cached - start))
-            row, said = row + run.span.count, said + run.logits
-        self._kept = kept
-        self._taps = {name: tensor for name, tensor in out.items() if name.startswith("tap.")}
-        return deltas
+        voting = [turn for turn in turns if turn.completes]
+        cast = [ballots.get(turn, Ballot(turn.sequence, ())) for turn in voting]
+        verdicts = dict(zip(voting, self.acceptance.judge(out, cast, drafts.law), strict=True))
+        if self.adaptive and ballots:
+            self.adaptive.learn(list(ballots.values()), [verdicts[turn] for turn in ballots], drafts)
+        return self._append(turns, rows, ballots, verdicts, out)
 
-    def _draft(self, turns: list[Turn]) -> list[list[int]]:
-        """Append the kept rows to the drafter's context, then draft for the turns that want it."""
-        drafts: list[list[int]] = [[] for _ in turns]
+    def _draft(self, turns: list[Turn]) -> Drafts:
+        """Append the kept rows to the drafter's context, and draft for the turns."""
         kept = [one for one in self._kept if not one.sequence.finished]  # one may have been aborted since
         if self.drafter is None or not kept:
-            return drafts
-        wanted = [index for index, turn in enumerate(turns) if turn.drafts]
-        blocks = [_block(turns[index].sequence) for index in wanted]
-        rows = [row for one in kept for row in range(one.first_row, one.first_row + one.count)]
-        spans = [Span(one.sequence.pages, one.start, one.count) for one in kept]
-        inputs = pack_blocks(rows, spans, blocks, self.limits)
-        inputs |= {name: self._taps[name] for name in self.drafter.tap_names}
-        proposed = self.drafter.run(inputs)["draft_ids"].tolist()
-        for index, block in zip(wanted, proposed, strict=False):  # an idle block has no turn
-            drafts[index] = block[: turns[index].drafts]
-        return drafts
+            return _NOTHING
+        return self.drafter.propose(self._features, kept, [turn.sequence for turn in turns])
 
-    def _rows(self, turn: Turn, drafts: list[int]) -> Rows:
-        sequence = turn.sequence
-        tokens = sequence.tokens[sequence.cached : sequence.cached + turn.tokens] + drafts
-        span = Span(sequence.pages, sequence.cached, len(tokens))
-        return Rows(span, tokens, logits=1 + len(drafts) if turn.completes else 0)
+    def _choose(self, turns: list[Turn], drafts: Drafts) -> dict[Turn, Ballot]:
+        """The drafts of each turn that the verifier shall see."""
+        if not drafts.ids:
+            return {}
+        most = [turn.drafts for turn in turns]
+        counts = self.adaptive.choose(most, drafts) if self.adaptive else most
+        made = {}
+        for at, (turn, count) in enumerate(zip(turns, counts, strict=True)):
+            drawn = drafts.law and turn.sequence.request.sampling.temperature > 0
+            law_rows = drafts.law_rows(at, count) if drawn else ()
+            made[turn] = Ballot(turn.sequence, drafts.ids[at][:count], law_rows)
+        return made
+
+    def _append(
+        self,
+        turns: list[Turn],
+        rows: list[Rows],
+        ballots: dict[Turn, Ballot],
+        verdicts: dict[Turn, Verdict],
+        out: dict[str, torch.Tensor],
+    ) -> list[Delta | None]:
+        """Make the verdicts part of the sequences, and remember which rows were kept, and their features."""
+        deltas, self._kept, first_row = [], [], 0
+        for turn, run in zip(turns, rows, strict=True):
+            sequence, start = turn.sequence, turn.sequence.cached
+            drafts = ballots[turn].drafts if turn in ballots else ()
+            deltas.append(sequence.advance(turn.tokens, drafts, verdicts.get(turn)))
+            if not sequence.finished and sequence.may_draft:
+                self._kept.append(Kept(sequence, first_row, start, sequence.cached - start))
+            first_row += run.span.count
+        if self.drafter:
+            self._features = {name: out[name] for name in self.drafter.features}
+        return deltas
 
 
-def _block(sequence: Sequence) -> Block:
-    return Block(sequence.pages, sequence.tokens[-1], len(sequence.tokens) - 1)
+def _rows(turn: Turn, ballot: Ballot | None) -> Rows:
+    """The verifier's rows of a turn: pending tokens, then drafts."""
+    sequence, drafts = turn.sequence, list(ballot.drafts) if ballot else []
+    tokens = sequence.tokens[sequence.cached : sequence.cached + turn.tokens] + drafts
+    return Rows(Span(sequence.pages, sequence.cached, len(tokens)), tokens, 1 + len(drafts) if turn.completes else 0)

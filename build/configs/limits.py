@@ -8,6 +8,7 @@ from glmspec.build.configs.tensorrt import MOST_ELEMENTS, TOPK_MOST
 from glmspec.build.errors import ConfigError
 
 SCORES_AT_ONCE = 2**29  # numbers: 2 GB of index scores, in float32
+ADJUSTED_MOST = 1024  # tokens that a request may bias or forbid by name
 GENERATION, CONTEXT = "generation", "context"
 Ranges = dict[str, tuple[int, int, int]]  # contract symbol -> least, typical and greatest value
 
@@ -86,9 +87,15 @@ class EngineLimits:
         blocks = seqs * self.block_rows
         segments = seqs + -(-tokens // self.segment_rows)
         return {
-            GENERATION: self._ranges(k, blocks, seqs, self.block_rows),
-            CONTEXT: self._ranges(k, tokens, segments, self.segment_rows),
+            GENERATION: self._ranges(k, blocks, seqs, self.block_rows) | self._acceptance_ranges(),
+            CONTEXT: self._ranges(k, tokens, segments, self.segment_rows) | self._acceptance_ranges(),
         }
+
+    def _acceptance_ranges(self) -> Ranges:
+        """Of the symbols that only acceptance has. A row's penalties name every token of its sequence at most."""
+        rows = self.max_num_seqs * self.block_rows
+        entries = min(rows * (self.table_positions + ADJUSTED_MOST), MOST_ELEMENTS // 2)
+        return {"E": (1, 1, entries), "Z": (1, self.block_rows, rows)}
 
     def _ranges(self, k: int, rows: int, segments: int, segment_rows: int) -> Ranges:
         """Least, typical and greatest value of every contract symbol."""

@@ -20,7 +20,9 @@ SYMBOLS = {
     "X": "pages of the caches; page 0 is the null page",
     "X+1": "pages and one",
     "C": "rows appended to the drafter's context",
-    "B": "blocks being drafted",
+    "B": "blocks being drafted, or verified",
+    "E": "logits that are adjusted before sampling",
+    "Z": "drafts whose law is known",
 }
 
 STEP, CACHE, TABLE, WEIGHT = "step", "cache", "table", "weight"

@@ -52,6 +52,11 @@ def maximum(a: Tensor, b: Tensor | float) -> Tensor:
     return a.net.elementwise(a, b, "MAX")
 
 
+def minimum(a: Tensor, b: Tensor | float) -> Tensor:
+    """The smaller of two, element by element."""
+    return a.net.elementwise(a, b, "MIN")
+
+
 def unary(x: Tensor, kind: str) -> Tensor:
     """One of TensorRT's UnaryOperation names, such as "SQRT" or "NOT"."""
     return x.net.add(x.net.definition.add_unary(x.trt, getattr(x.net.api.UnaryOperation, kind)), kind.lower())
@@ -127,6 +132,19 @@ def gather_elements(x: Tensor, indices: Tensor, axis: int) -> Tensor:
 def gather_nd(x: Tensor, indices: Tensor) -> Tensor:
     """x at full coordinates over its leading axes: indices [..., d] -> [..., the rest of x's axes]."""
     return x.net.add(x.net.definition.add_gather_v2(x.trt, indices.trt, x.net.api.GatherMode.ND), "gather_nd")
+
+
+def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """x with `updates` at full coordinates over its leading axes: indices [N, d], each place once."""
+    mode = x.net.api.ScatterMode.ND
+    return x.net.add(x.net.definition.add_scatter(x.trt, indices.trt, updates.trt, mode), "scatter_nd")
+
+
+def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """x with out[..., indices[..., j, ...], ...] = updates[..., j, ...] along an axis, each place once."""
+    layer = x.net.definition.add_scatter(x.trt, indices.trt, updates.trt, x.net.api.ScatterMode.ELEMENT)
+    layer.axis = axis
+    return x.net.add(layer, "scatter_elements")
 
 
 def narrow(x: Tensor, axis: int, start: int, size: int) -> Tensor:

@@ -230,6 +230,7 @@ _READERS: dict[str, tuple[str, Callable[[Any, Backend], dict[str, Any]]]] = {
         "IRotaryEmbeddingLayer",
         lambda layer, _: {"interleaved": layer.interleaved, "columns": layer.rotary_embedding_dim},
     ),
+    "SCATTER": ("IScatterLayer", lambda layer, _: {"mode": _enum(layer.mode), "axis": layer.axis}),
     "SELECT": ("ISelectLayer", _nothing),
     "SHAPE": ("IShapeLayer", _nothing),
     "SHUFFLE": ("IShuffleLayer", _shuffle),

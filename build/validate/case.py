@@ -71,7 +71,7 @@ class Case:
     def networks(self) -> Iterator[tuple[Member, str, Authored]]:
         """Every member's network for every profile, as the target will run it."""
         for member in self.deployment.members:
-            for profile in self.deployment.profiles():
+            for profile in self.deployment.profiles(member):
                 yield member, profile, self.authored(member, profile)
 
     def authored(self, member: Member, profile: str) -> Authored:

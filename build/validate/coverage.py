@@ -13,6 +13,7 @@ from glmspec.build.deployment import Member
 from glmspec.build.network.contract import Contract
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
+from glmspec.runtime.accept import pack_ballots
 from glmspec.runtime.pack import Block, Inputs, Rows, pack_blocks, pack_rows
 from glmspec.runtime.pages import Span
 
@@ -26,11 +27,17 @@ def check(case: Case, _) -> Checked:
     for member in case.deployment.members:
         k = member.index_topk(limits)
         profiles = limits.profiles(k)
-        contract = case.authored(member, case.deployment.profiles()[0]).contract
-        steps = list(verifier_steps(limits, k) if k else drafter_steps(limits))
+        contract = case.authored(member, case.deployment.profiles(member)[0]).contract
+        steps = list(_steps(member, limits, k))
         faults += profile_faults(member, profiles, steps, contract, k, limits.page_size)
         facts.append(f"{member.name}: {len(steps)} extreme steps, {' and '.join(profiles)}")
     return Checked(tuple(facts), tuple(faults))
+
+
+def _steps(member: Member, limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]:
+    if member.accepts:
+        return acceptance_steps(limits)
+    return verifier_steps(limits, k) if k else drafter_steps(limits)
 
 
 def profile_faults(
@@ -92,6 +99,13 @@ def verifier_steps(limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]
             yield f"{sequences - 1} blocks of {count} and a chunk of {chunk}", pack_rows(mixed, limits, least)
             each = min(max(left // sequences, 1), most)
             yield f"{sequences} chunks of {each}", pack_rows([rows(each, each, 1)] * sequences, limits, least)
+
+
+def acceptance_steps(limits: EngineLimits) -> Iterator[tuple[str, Inputs]]:
+    """Extreme steps of an acceptance network."""
+    for blocks in sorted({1, limits.max_num_seqs}):
+        for drafts in sorted({0, limits.block_rows - 1}):
+            yield f"{blocks} blocks of {drafts} drafts", pack_ballots([[0] * drafts] * blocks, limits)
 
 
 def drafter_steps(limits: EngineLimits) -> Iterator[tuple[str, Inputs]]:

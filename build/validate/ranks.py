@@ -33,7 +33,7 @@ def check(case: Case, _) -> Checked:
         return Checked(("one rank: no collectives",), tuple(_collectives_of_one(case)))
     facts, faults = [], []
     for member, profile, authored in case.networks():
-        if member.origin is not origin:  # a drafter is whole on every rank
+        if member.origin is not origin or member.accepts:  # a drafter is whole on every rank
             continue
         parts = divided_inputs(member, case, mapping)
         faults += rank_faults(authored.graph, parts)

@@ -33,7 +33,7 @@ def check(case: Case, _) -> Checked:
     for member in deployment.members:
         if isinstance(member.origin, Implied):
             facts.append(f"{member.name}: only its config is there")
-        elif member.name != MTP:  # whose weights lie in the verifier's checkpoint
+        elif member.name != MTP and not member.accepts:  # whose weights lie in the verifier's checkpoint, if any
             users = [one for one in deployment.members if one.origin is member.origin]
             fact, wrong = _check_checkpoint(deployment, member, users)
             facts.append(fact)

@@ -149,6 +149,15 @@ def _gather(node: Node, scope: Scope) -> str:
     return f"{x}[{':, ' * axis}{at}]"
 
 
+def _scatter(node: Node, scope: Scope) -> str:
+    x, at, updates = (scope.var(value) for value in node.inputs)
+    if node.attributes["mode"] == "ND":
+        return f"k.scatter_nd({x}, {at}, {updates})"
+    if node.attributes["mode"] != "ELEMENT":
+        raise _unknown(node, "this mode of a scatter")
+    return f"{x}.scatter({node.attributes['axis']}, {at}.long(), {updates})"
+
+
 def _slice(node: Node, scope: Scope) -> str:
     x, rank = scope.var(node.inputs[0]), len(node.inputs[0].shape)
     attributes = node.attributes
@@ -296,6 +305,7 @@ _EMITTERS: dict[str, Callable[[Node, Scope], str]] = {
     "QUANTIZE": _quantize,
     "REDUCE": _reduce,
     "ROTARY_EMBEDDING": _rope,
+    "SCATTER": _scatter,
     "SELECT": _select,
     "SHAPE": lambda node, scope: f"torch.tensor({scope.var(node.inputs[0])}.shape)",
     "SHUFFLE": _shuffle,

@@ -78,6 +78,11 @@ def gather_nd(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return x[indices.unbind(-1)]
 
 
+def scatter_nd(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
+    """x with updates at full coordinates over its leading axes."""
+    return x.index_put(tuple(indices.long().unbind(-1)), updates)
+
+
 def quantize(x: torch.Tensor, scale: torch.Tensor, block: list[int] | None, axis: int) -> torch.Tensor:
     """x / scale as float8_e4m3fn, saturating."""
     return to_e4m3(x.float() / _spread(scale, x.shape, block, axis))

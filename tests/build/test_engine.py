@@ -489,7 +489,7 @@ def test_fewer_drafts_and_the_other_window_are_built_and_loaded(tmp_path):
         assert record(out / name)["build_config"]["drafter_window"] == "relative"
         assert record(out / name)["build_config"]["num_speculative_tokens"] == 2
         engine = Engine(out, name)
-        config = engine.drafter.config
+        config = engine.drafter.model.config
         assert (config.window, config.num_drafts, config.block_size) == ("relative", 2, rows)
         assert engine.answer(Request(prompt_ids=(5, 6, 7), max_tokens=6, ignore_eos=True))[1].num_spec_tokens == 2
     network = record(out / "dflash2")["networks"]

@@ -11,6 +11,7 @@ from support.models import ASSETS, GOLDENS, reference_verifier, stable_topk
 
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
+from glmspec.runtime.propose import Drafts
 from glmspec.runtime.request import Request
 
 NEW_TOKENS = 64
@@ -71,21 +72,23 @@ def test_speculated_equals_plain_all_at_once(engines, requests, plain, drafter):
 class ScriptedDrafter:
     """Stands in for a drafter: knows the true continuation and spoils it at one place of every block."""
 
-    tap_names: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    confident = True
 
     def __init__(self, real, truth: list[int], spoil_at: int) -> None:
-        self.config = real.config
+        self.num_drafts, self.reach = real.num_drafts, real.reach
+        self._vocab_size = real.model.config.vocab_size
         self._truth, self._spoil_at = truth, spoil_at
 
-    def run(self, inputs):
-        count = self.config.num_drafts
+    def propose(self, features, kept, wanted) -> Drafts:
+        count = self.num_drafts
         blocks = []
-        for position in inputs["anchor_positions"].tolist():
-            block = (self._truth[position + 1 :] + [0] * count)[:count]
+        for sequence in wanted:
+            block = (self._truth[len(sequence.tokens) :] + [0] * count)[:count]
             if self._spoil_at < count:
-                block[self._spoil_at] = (block[self._spoil_at] + 1) % self.config.vocab_size
+                block[self._spoil_at] = (block[self._spoil_at] + 1) % self._vocab_size
             blocks.append(block)
-        return {"draft_ids": torch.tensor(blocks, dtype=torch.int32)}
+        return Drafts(blocks, {}, (count, 1), torch.ones(len(blocks), count))
 
 
 @pytest.mark.parametrize("spoil_at", range(9))
@@ -149,7 +152,7 @@ def test_a_drafter_falls_silent_beyond_its_reach(tiny_engines, requests, plain):
     """The drafter knows fewer positions than the verifier: no drafts past them, and the same text."""
     engine = Engine(tiny_engines, "dspark")
     index = max(range(PROMPTS), key=lambda i: len(plain[i]))
-    engine.scheduler.drafter_reach = len(requests[index].prompt_ids) + 20
+    engine.drafter.reach = len(requests[index].prompt_ids) + 20
     answer, stats = engine.answer(requests[index])
     assert answer.tokens == plain[index]
     assert 0 < stats.num_draft_tokens <= 8 * 20
@@ -195,7 +198,7 @@ def test_the_drafter_knows_the_same_context_as_after_a_cold_start(tiny_engines, 
         count = len(requests[3].prompt_ids) + len(plain[3]) - 1 - 9  # the last block's rows are never appended
         rows[name] = {
             cache: tensor[pages].transpose(1, 2).flatten(0, 1)[:count]
-            for cache, tensor in engine.drafter.caches[0].items()
+            for cache, tensor in engine.drafter.model.caches[0].items()
         }
     assert count > 60
     for cache, expected in rows["cold"].items():

@@ -1,0 +1,45 @@
+"""A block's drafts against the tokens that its rows say: a draft stands while it and all before it are what was said.
+
+Legend: R rows, B blocks, Q most rows of a block (the anchor's and its drafts').
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from glmspec.build.network import ops
+from glmspec.build.network.graph import Tensor
+
+
+def reference(
+    said_R: torch.Tensor, draft_R: torch.Tensor, row_BQ: torch.Tensor, count_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts accepted, int32 [B], and tokens, int32 [B, Q], of which accepted + 1 are the block's.
+
+    said: the token after each row. draft: the draft after each row. row: the rows of each block, in order; beyond its
+    drafts any. count: its drafts."""
+    said_BQ, draft_BQ = said_R[row_BQ.long()], draft_R[row_BQ.long()]
+    column_Q = torch.arange(row_BQ.shape[1])
+    stands_BQ = (said_BQ == draft_BQ) & (column_Q < count_B.unsqueeze(1))
+    return stands_BQ.int().cumprod(1).sum(1).to(torch.int32), said_BQ
+
+
+def native(said_R: Tensor, draft_R: Tensor, row_BQ: Tensor, count_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Drafts accepted, int32 [B], and tokens, int32 [B, Q]: see `reference`."""
+    with said_R.net.region("accept", [said_R, draft_R, row_BQ, count_B], {}) as outputs:
+        said_BQ, draft_BQ = ops.gather(said_R, row_BQ), ops.gather(draft_R, row_BQ)
+        outputs += [leading(said_BQ.equals(draft_BQ) & verified(count_B, row_BQ.shape[1])), said_BQ]
+    return outputs[0], outputs[1]
+
+
+def verified(count_B: Tensor, rows: int) -> Tensor:
+    """bool [B, Q]: rows that a draft follows."""
+    column_1Q = count_B.net.constant(np.arange(rows)[None], "int32")
+    return ops.reshape(count_B, (0, 1)) > column_1Q
+
+
+def leading(stands_BQ: Tensor) -> Tensor:
+    """How many of each line are true before the first that is not, int32 [B]."""
+    misses_BQ = ops.cumsum(ops.cast(ops.unary(stands_BQ, "NOT"), "int32"), 1)
+    return ops.reduce(ops.cast(misses_BQ.equals(0), "int32"), "SUM", 1, keep=False)

@@ -1,0 +1,39 @@
+"""Logits changed at named places: biases, penalties and forbidden tokens, before anything is drawn.
+
+    z -> repeat(z + before) + after,   repeat(z) = z / factor where z > 0, z * factor elsewhere
+
+Legend: R rows, V vocabulary, E entries.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from glmspec.build.network import ops
+from glmspec.build.network.graph import Tensor
+
+
+def reference(
+    logits_RV: torch.Tensor,
+    place_E2: torch.Tensor,
+    before_E: torch.Tensor,
+    factor_E: torch.Tensor,
+    after_E: torch.Tensor,
+) -> torch.Tensor:
+    """float32 [R, V]. place: int32 [E, 2], row and token, every pair once; before, factor (> 0), after: float32 [E]."""
+    row_E, token_E = place_E2.long().unbind(1)
+    made_RV = logits_RV.to(torch.float32, copy=True)
+    z_E = made_RV[row_E, token_E] + before_E
+    made_RV[row_E, token_E] = torch.where(z_E > 0, z_E / factor_E, z_E * factor_E) + after_E
+    return made_RV
+
+
+def native(logits_RV: Tensor, place_E2: Tensor, before_E: Tensor, factor_E: Tensor, after_E: Tensor) -> Tensor:
+    """float32 [R, V]. place: int32 [E, 2], row and token, every pair once; before, factor (> 0), after: float32 [E]."""
+    inputs = [logits_RV, place_E2, before_E, factor_E, after_E]
+    with logits_RV.net.region("adjust", inputs, {}) as outputs:
+        logits_RV = ops.cast(logits_RV, "float32")
+        z_E = ops.gather_nd(logits_RV, place_E2) + before_E
+        z_E = ops.select(z_E > 0.0, z_E / factor_E, z_E * factor_E) + after_E
+        outputs.append(ops.scatter_nd(logits_RV, place_E2, z_E))
+    return outputs[0]

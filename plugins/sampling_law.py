@@ -1,0 +1,112 @@
+"""The law that a token is drawn from: temperature, then min-p, top-k and top-p, as cutoffs on one scale.
+
+With z the logits over the temperature, less their largest: min-p keeps z >= log(min_p), top-k what is at least the k-th
+largest, top-p the fewest of the most probable that together have at least top_p of what the other two leave. Equals of
+a cutoff all stay, so the law does not depend on their order. Temperature 0 is the lowest argmax with certainty.
+
+Legend: R rows, V vocabulary, K most that top-k may keep.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from glmspec.build.network import ops
+from glmspec.build.network.graph import Tensor
+from glmspec.plugins import argmax
+
+TOP_K_MOST = 1024  # TensorRT's TopK takes 3840 at most; larger ones cost a sort
+_LEAST = -110.0  # exp of less is 0 in float32
+_HALVINGS = 36  # of [_LEAST, 0]: finer than float32 tells logits apart
+_TINY = 1e-38
+
+
+def reference(
+    logits_RV: torch.Tensor,
+    temperature_R: torch.Tensor,
+    top_k_R: torch.Tensor,
+    top_p_R: torch.Tensor,
+    min_p_R: torch.Tensor,
+) -> torch.Tensor:
+    """Probabilities float32 [R, V]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R]. 0 is no top-k or min-p,
+    1 no top-p."""
+    logits_RV = logits_RV.float()
+    law_RV = torch.zeros_like(logits_RV)
+    greedy_R = temperature_R == 0
+    law_RV[greedy_R, logits_RV[greedy_R].argmax(-1)] = 1.0
+    if bool(greedy_R.all()):
+        return law_RV
+    heat_R1 = torch.where(greedy_R, 1.0, temperature_R).unsqueeze(1)
+    z_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / heat_R1
+    cutoff_R1 = min_p_R.log().unsqueeze(1)
+    narrowed_R = (top_k_R > 0) | (top_p_R < 1)
+    if bool(narrowed_R.any()):
+        falling_RV = z_RV.sort(-1, descending=True).values
+        at_R1 = (top_k_R.clamp(1, z_RV.shape[1]) - 1).long().unsqueeze(1)
+        kth_R1 = torch.where(top_k_R.unsqueeze(1) > 0, falling_RV.gather(1, at_R1), -torch.inf)
+        cutoff_R1 = torch.maximum(cutoff_R1, kth_R1)
+        mass_RV = torch.where(falling_RV >= cutoff_R1, falling_RV.exp(), 0.0).double().cumsum(-1)
+        short_RV = mass_RV < top_p_R.double().unsqueeze(1) * mass_RV[:, -1:]
+        last_R1 = short_RV.sum(-1, keepdim=True).clamp_(max=z_RV.shape[1] - 1)
+        nucleus_R1 = torch.where(top_p_R.unsqueeze(1) < 1, falling_RV.gather(1, last_R1), -torch.inf)
+        cutoff_R1 = torch.maximum(cutoff_R1, nucleus_R1)
+    weight_RV = torch.where(z_RV >= cutoff_R1, z_RV.exp(), 0.0)
+    sampled_RV = weight_RV / weight_RV.sum(-1, keepdim=True)
+    return torch.where(greedy_R.unsqueeze(1), law_RV, sampled_RV)
+
+
+def native(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:
+    """Probabilities float32 [R, V]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R], at most `TOP_K_MOST`. 0
+    is no top-k or min-p, 1 no top-p."""
+    inputs = [logits_RV, temperature_R, top_k_R, top_p_R, min_p_R]
+    with logits_RV.net.region("sampling_law", inputs, {}) as outputs:
+        logits_RV = ops.cast(logits_RV, "float32")
+        heat_R1, top_k_R1, top_p_R1, min_p_R1 = (ops.reshape(one, (0, 1)) for one in inputs[1:])
+        greedy_R1 = heat_R1.equals(0.0)
+        largest_R1 = ops.reduce(logits_RV, "MAX", 1)
+        z_RV = (logits_RV - largest_R1) / ops.select(greedy_R1, 1.0, heat_R1)
+        floor_R1 = ops.select(min_p_R1 > 0.0, ops.unary(ops.maximum(min_p_R1, _TINY), "LOG"), float("-inf"))
+        cutoff_R1 = ops.maximum(floor_R1, _kth(z_RV, top_k_R1))
+        weight_RV = _kept(z_RV, cutoff_R1)
+        weight_RV = _kept(z_RV, ops.maximum(cutoff_R1, _nucleus(z_RV, weight_RV, top_p_R1)))
+        sampled_RV = weight_RV / ops.reduce(weight_RV, "SUM", 1)
+        outputs.append(ops.select(greedy_R1, _certain(logits_RV), sampled_RV))
+    return outputs[0]
+
+
+def _kept(z_RV: Tensor, cutoff_R1: Tensor) -> Tensor:
+    """exp(z) of what is not below the cutoff, 0 elsewhere."""
+    return ops.select(cutoff_R1 > z_RV, 0.0, ops.unary(z_RV, "EXP"))
+
+
+def _kth(z_RV: Tensor, top_k_R1: Tensor) -> Tensor:
+    """The k-th largest of every row, [R, 1]; -inf where k is 0."""
+    most = min(TOP_K_MOST, z_RV.shape[1])
+    falling_RK, _ = ops.topk(z_RV, most, 1)
+    at_R1 = ops.minimum(ops.maximum(top_k_R1, 1), most) - 1
+    return ops.select(top_k_R1 > 0, ops.gather_elements(falling_RK, at_R1, 1), float("-inf"))
+
+
+def _nucleus(z_RV: Tensor, weight_RV: Tensor, top_p_R1: Tensor) -> Tensor:
+    """The largest z such that it and all above have at least top_p of the weight, [R, 1]; -inf where top_p is 1.
+
+    Found by halving: what lies above `low` has enough weight, what lies above `high` has not; in the end one value is
+    left between them."""
+    wanted_R1 = top_p_R1 * ops.reduce(weight_RV, "SUM", 1)
+    low_R1, high_R1 = wanted_R1 * 0.0 + _LEAST, wanted_R1 * 0.0
+    for _ in range(_HALVINGS):
+        middle_R1 = (low_R1 + high_R1) * 0.5
+        mass_R1 = ops.reduce(ops.select(z_RV > middle_R1, weight_RV, 0.0), "SUM", 1)
+        short_R1 = wanted_R1 > mass_R1
+        low_R1, high_R1 = ops.select(short_R1, low_R1, middle_R1), ops.select(short_R1, middle_R1, high_R1)
+    value_R1 = ops.reduce(ops.select(z_RV > high_R1, float("-inf"), z_RV), "MAX", 1)
+    return ops.select(top_p_R1 < 1.0, value_R1, float("-inf"))
+
+
+def _certain(logits_RV: Tensor) -> Tensor:
+    """1 at the lowest argmax, 0 elsewhere."""
+    net, size = logits_RV.net, logits_RV.shape[1]
+    column_1V = net.constant(np.arange(size)[None], "int32")
+    best_R1 = ops.reshape(argmax.native(logits_RV), (0, 1))
+    return ops.cast(column_1V.equals(best_R1), "float32")

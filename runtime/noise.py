@@ -1,0 +1,42 @@
+"""Random numbers of one request, by what they are for and where: nothing else has any part in them.
+
+Philox is a counter-based generator: its numbers are a function of key and counter, so those of a position need no
+state, and are the same in whatever step, batch or order they are asked for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_DRAW, _BLOCK = 0, 1  # keys: numbers of a position; numbers of the block after an anchor
+_PER_COUNTER = 4  # numbers Philox makes of one counter
+
+
+class Noise:
+    """Uniform float32 numbers in [0, 1), multiples of 2^-23. seed: of the request, below 2^64."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def draws(self, position: int, count: int) -> np.ndarray:
+        """One number for each of `count` positions from `position` on: what draws the token there. [count]."""
+        raw = np.random.Philox(key=[self.seed, _DRAW], counter=[position, 0, 0, 0]).random_raw(_PER_COUNTER * count)
+        return _uniform(raw[::_PER_COUNTER])
+
+    def block(self, anchor: int, drafts: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """Of the block after the anchor at this position: numbers that draw each draft [drafts], that accept each
+        [drafts], and that draws the last token. No two blocks of a sequence have the same anchor, and what is done with
+        one block's numbers tells nothing of another's."""
+        # The counter's second word: blocks do not overlap, however many numbers one takes.
+        raw = np.random.Philox(key=[self.seed, _BLOCK], counter=[0, anchor, 0, 0]).random_raw(2 * drafts + 1)
+        numbers = _uniform(raw)
+        return numbers[1::2], numbers[2::2], float(numbers[0])
+
+
+def fresh_seed() -> int:
+    """A seed for a request that names none."""
+    return int(np.random.SeedSequence().generate_state(1, np.uint64)[0])
+
+
+def _uniform(raw: np.ndarray) -> np.ndarray:
+    return (raw >> np.uint64(41)).astype(np.float32) * np.float32(2.0**-23)

@@ -1,0 +1,104 @@
+"""How a request wants its tokens drawn, checked before anything runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from glmspec.build.configs.limits import ADJUSTED_MOST
+from glmspec.build.errors import RequestError
+from glmspec.build.models.acceptance import LOGPROBS_MOST
+from glmspec.plugins.sampling_law import TOP_K_MOST
+
+PENALTY_MOST = 2.0  # of frequency and presence, either way, as OpenAI's API has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Temperature 0 is greedy decoding. top_k 0, top_p 1 and min_p 0 leave every token in. seed: None draws one.
+
+    Before temperature: logit_bias adds to a token's logit; bad_words may not be completed (the last token of each is
+    forbidden after the others); end tokens are forbidden for the first min_tokens; repetition_penalty divides positive
+    logits, and multiplies others, of tokens in the prompt or the answer; frequency_penalty (times its count) and
+    presence_penalty are taken from tokens of the answer. All of it row by row of a block, drafts before a row included.
+
+    logprobs: of how many best tokens, besides the chosen one, log-probabilities are wanted; None of none. They are the
+    model's own, before all of the above.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+
+    @property
+    def adjusts(self) -> bool:
+        """True when logits change before anything is drawn."""
+        neutral = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) == (1.0, 0.0, 0.0)
+        return not neutral or bool(self.logit_bias or self.bad_words or self.min_tokens)
+
+    @property
+    def plain(self) -> bool:
+        """True when the answer is the verifier's argmax as it is."""
+        return self.temperature == 0 and not self.adjusts
+
+    def check(self, vocab_size: int) -> None:
+        """Raise `RequestError` for what cannot be served, naming the field, what was found and the limits."""
+        for name, least, most in (
+            ("temperature", 0.0, math.inf),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("frequency_penalty", -PENALTY_MOST, PENALTY_MOST),
+            ("presence_penalty", -PENALTY_MOST, PENALTY_MOST),
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and least <= value <= most):
+                limits = f"from {least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
+                raise RequestError(f"{name}: found {value:g}, expected {limits}")
+        if 0 < self.temperature < 1e-4:
+            raise RequestError(f"temperature: found {self.temperature:g}, expected 0 (greedy) or at least 0.0001")
+        if self.top_p == 0:
+            raise RequestError("top_p: found 0, expected more; for greedy decoding set temperature 0")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise RequestError(f"repetition_penalty: found {self.repetition_penalty:g}, expected more than 0")
+        self._check_counts(vocab_size)
+        self._check_tokens(vocab_size)
+
+    def _check_counts(self, vocab_size: int) -> None:
+        if self.top_k < 0 or TOP_K_MOST < self.top_k < vocab_size:
+            raise RequestError(f"top_k: found {self.top_k}, expected at most {TOP_K_MOST}, or 0 for no limit")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise RequestError(f"seed: found {self.seed}, expected a number from 0 to 2^64 - 1")
+        if self.min_tokens < 0:
+            raise RequestError(f"min_tokens: found {self.min_tokens}, expected at least 0")
+        if self.logprobs is not None and not 0 <= self.logprobs <= LOGPROBS_MOST:
+            raise RequestError(f"logprobs: found {self.logprobs}, expected 0 to {LOGPROBS_MOST}")
+
+    def _check_tokens(self, vocab_size: int) -> None:
+        ids = [token for token, _ in self.logit_bias]
+        named = len(ids) + len(self.bad_words)
+        if named > ADJUSTED_MOST:
+            raise RequestError(
+                f"logit_bias and bad_words: found {named} tokens and words, expected at most {ADJUSTED_MOST}"
+            )
+        if len(set(ids)) < len(ids):
+            raise RequestError("logit_bias: the same token twice")
+        if any(not math.isfinite(bias) for _, bias in self.logit_bias):
+            raise RequestError("logit_bias: found a bias that is no finite number")
+        if any(not word for word in self.bad_words):
+            raise RequestError("bad_words: found an empty word")
+        for name, tokens in (("logit_bias", ids), ("bad_words", [token for word in self.bad_words for token in word])):
+            odd = next((token for token in tokens if not 0 <= token < vocab_size), None)
+            if odd is not None:
+                raise RequestError(f"{name}: found token id {odd}, expected ids from 0 to {vocab_size - 1}")
+
+
+GREEDY = Sampling()

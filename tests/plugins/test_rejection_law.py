@@ -1,0 +1,115 @@
+"""Tokens that rejection sampling emits follow the target's law, whatever the drafts' law: 200,000 blocks each.
+
+The target and the drafter are Markov chains over six tokens. A block's tokens, continued by the target where it ended
+early, are three tokens whose joint law is known exactly.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from glmspec.plugins import draw, reject, sampling_law
+
+V, DRAFTS, DRAWS = 6, 2, 200_000
+INT = torch.int32
+# Temperature, top-k, top-p, min-p of the target.
+LAWS = {
+    "plain": (1.0, 0, 1.0, 0.0),
+    "cold": (0.7, 0, 1.0, 0.0),
+    "top-k": (1.0, 3, 1.0, 0.0),
+    "top-p": (0.9, 0, 0.8, 0.0),
+    "all": (1.2, 5, 0.9, 0.05),
+}
+Q_KINDS = ("whole", "candidates", "one-hot")
+
+
+def target(law: str) -> torch.Tensor:
+    """[V, V]: the next token's law after each token."""
+    t, k, p, m = LAWS[law]
+    z = torch.randn(V, V, generator=torch.Generator().manual_seed(1)) * 1.2
+    full = torch.full((V,), 1.0)
+    return sampling_law.reference(z, full * t, (full * k).to(INT), full * p, full * m)
+
+
+def drafter(kind: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Chances after each token, and whose they are (None: all tokens in order)."""
+    g = torch.Generator().manual_seed(2)
+    z = torch.randn(V, V, generator=torch.Generator().manual_seed(1)) + torch.randn(V, V, generator=g)
+    if kind == "whole":
+        return z.softmax(-1), None
+    best = z.topk(3 if kind == "candidates" else 1)
+    return best.values.softmax(-1), best.indices
+
+
+def blocks(law: str, kind: str, verify_blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accepted drafts [DRAWS], and three tokens each [DRAWS, 3]."""
+    g = torch.Generator().manual_seed(3)
+    p_VV, (q_VK, ids_VK) = target(law), drafter(kind)
+    path = [torch.zeros(DRAWS, dtype=torch.long)]  # the anchor is token 0
+    for _ in range(DRAFTS):
+        column = draw.reference(q_VK[path[-1]], torch.rand(DRAWS, generator=g)).long()
+        path.append(column if ids_VK is None else ids_VK[path[-1], column])
+    before_BQ = torch.stack(path, 1)
+    draft_BQ = torch.cat([before_BQ[:, 1:], before_BQ[:, :1]], 1)
+    rows = DRAWS * (DRAFTS + 1)
+    accepted, tokens = reject.reference(
+        p_VV[before_BQ.flatten()], draft_BQ.flatten().to(INT), before_BQ.flatten().to(INT),
+        torch.arange(rows).view(DRAWS, -1).to(INT), torch.full((DRAWS,), DRAFTS, dtype=INT),
+        torch.rand(rows, generator=g), torch.rand(DRAWS, generator=g),
+        torch.full((DRAWS,), int(verify_blocks), dtype=INT), q_VK, None if ids_VK is None else ids_VK.to(INT),
+    )  # fmt: skip
+    tokens = tokens.long()
+    for place in range(1, DRAFTS + 1):  # what the block did not say
+        drawn = draw.reference(p_VV[tokens[:, place - 1]], torch.rand(DRAWS, generator=g)).long()
+        tokens[:, place] = torch.where(accepted < place, drawn, tokens[:, place])
+    return accepted, tokens
+
+
+def distance(tokens: torch.Tensor, p_VV: torch.Tensor) -> float:
+    """Chi-square of the three tokens' joint counts, in standard deviations of its own law."""
+    cells = torch.tensor(list(itertools.product(range(V), repeat=3)))
+    expected = p_VV[0, cells[:, 0]] * p_VV[cells[:, 0], cells[:, 1]] * p_VV[cells[:, 1], cells[:, 2]] * DRAWS
+    counts = torch.bincount((tokens * torch.tensor([V * V, V, 1])).sum(1), minlength=V**3).double()
+    assert counts[expected == 0].sum() == 0
+    some = expected > 5
+    rest = torch.tensor([expected[~some].sum(), counts[~some].sum()]).double()
+    chi = ((counts[some] - expected[some]) ** 2 / expected[some]).sum()
+    freedom = int(some.sum()) - 1
+    if rest[0] > 5:
+        chi, freedom = chi + (rest[1] - rest[0]) ** 2 / rest[0], freedom + 1
+    return float((chi - freedom) / (2 * freedom) ** 0.5)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("kind", Q_KINDS)
+@pytest.mark.parametrize("verify_blocks", [False, True], ids=["standard", "block"])
+def test_emitted_tokens_follow_the_target(law, kind, verify_blocks):
+    accepted, tokens = blocks(law, kind, verify_blocks)
+    assert distance(tokens, target(law)) < 4.5
+    assert 0 < accepted.double().mean() < DRAFTS
+
+
+def test_block_verification_accepts_more():
+    means = [blocks("plain", "whole", way)[0].double().mean() for way in (False, True)]
+    assert means[1] > means[0] + 0.01
+
+
+def test_the_test_sees_a_wrong_q():
+    """Drafts scored with another law than they were drawn from: the classic fault (public case 25)."""
+    p_VV = target("plain")
+    g = torch.Generator().manual_seed(3)
+    z = torch.randn(V, V, generator=torch.Generator().manual_seed(1))
+    best = z.argmax(-1)  # drafted greedily, scored as if drawn from the softmax
+    rows = torch.arange(DRAWS * 2).view(DRAWS, 2).to(INT)
+    before = torch.stack([torch.zeros(DRAWS, dtype=torch.long), best[0].expand(DRAWS)], 1).flatten()
+    _, tokens = reject.reference(
+        p_VV[before], best[before].to(INT), before.to(INT), rows, torch.ones(DRAWS, dtype=INT),
+        torch.rand(DRAWS * 2, generator=g), torch.rand(DRAWS, generator=g), torch.zeros(DRAWS, dtype=INT),
+        z.softmax(-1),
+    )  # fmt: skip
+    counts = torch.bincount(tokens[:, 0].long(), minlength=V).double()
+    chi = ((counts - p_VV[0] * DRAWS) ** 2 / (p_VV[0] * DRAWS)).sum()
+    assert (chi - V) / (2 * V) ** 0.5 > 50
