@@ -1,18 +1,23 @@
 """DFlash2's candidate selector: a left-to-right walk over each row's best logits.
 
-score(c) = unary[c] + <pred[previous] * (W_h h_row), succ[c]> over the row's top-k candidates c;
-previous is the anchor first, then the chosen token. The lowest id wins a tie, of logits and of scores.
+score(c) = unary[c] + <pred[previous] * (W_h h_row), succ[c]> over the row's top-k candidates c; previous is the anchor
+first, then the chosen token: the best (the lowest id wins a tie, of logits and of scores), or one drawn from
+softmax(score / T).
 
 Legend: B blocks, J drafts, V draft vocabulary, K candidates, A rank of the selector.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
-from glmspec.plugins import lowest_topk
+from glmspec.plugins import draft_law, draw, lowest_topk, margin
+from glmspec.plugins.markov_walk import column
 
 _NO_ID = 2**31 - 1
 
@@ -23,30 +28,51 @@ def reference(
     anchor_B: torch.Tensor,
     pred_TA: torch.Tensor,
     succ_VA: torch.Tensor,
-    target_offset_V: torch.Tensor | None = None,
-    *,
+    *others: torch.Tensor,
     k: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts int32 [B, J] as target ids, and their scores [B, J].
+    given: tuple[str, ...] = (),
+) -> tuple[torch.Tensor, ...]:
+    """Drafts int32 [B, J] as target ids, the best of their candidates' scores [B, J], how far it is ahead, float32
+    [B, J]; if drawn, the candidates int32 [B, J, K] as target ids and their laws float32 [B, J, K].
 
-    pred has target-vocabulary rows, succ draft-vocabulary rows; target_offset is `d2t` of a reduced vocabulary.
+    pred has target-vocabulary rows, succ draft-vocabulary rows. given: names of the others. "offset" int32 [V]: `d2t`
+    of a reduced draft vocabulary, "temperature" [B] and "uniform" [B, J], float32: draw the drafts.
     """
+    other = dict(zip(given, others, strict=True))
     blocks, steps, vocab = logits_BJV.shape
     candidate_BJK = lowest_topk.reference(logits_BJV.reshape(-1, vocab).float(), k=k).view(blocks, steps, k).long()
     unary_BJK = logits_BJV.gather(2, candidate_BJK)
     succ_BJKA = torch.nn.functional.embedding(candidate_BJK, succ_VA)
-    if target_offset_V is not None:
-        candidate_BJK = candidate_BJK + target_offset_V[candidate_BJK]
+    if "offset" in other:
+        candidate_BJK = candidate_BJK + other["offset"][candidate_BJK]
     previous_B = anchor_B
-    drafts, scores = [], []
+    ids, scores, ahead, laws = [], [], [], []
     for step in range(steps):
         query_BA1 = (torch.nn.functional.embedding(previous_B, pred_TA) * projected_BJA[:, step]).unsqueeze(2)
         score_BK = unary_BJK[:, step] + torch.bmm(succ_BJKA[:, step], query_BA1).squeeze(2)
-        best_B1 = score_BK.amax(-1, keepdim=True)
-        previous_B = torch.where(score_BK == best_B1, candidate_BJK[:, step], _NO_ID).amin(-1)
-        drafts.append(previous_B)
+        best_B1, id_BK = score_BK.amax(-1, keepdim=True), candidate_BJK[:, step]
+        previous_B = torch.where(score_BK == best_B1, id_BK, _NO_ID).amin(-1)
+        if "uniform" in other:
+            at_B = (id_BK == previous_B.unsqueeze(1)).int().argmax(-1)
+            laws.append(draft_law.reference(score_BK, at_B, other["temperature"]))
+            at_B = draw.reference(laws[-1], other["uniform"][:, step])
+            previous_B = id_BK.gather(1, at_B.long().unsqueeze(1)).squeeze(1)
+        ids.append(previous_B)
         scores.append(best_B1)
-    return torch.stack(drafts, 1).to(torch.int32), torch.cat(scores, 1)
+        ahead.append(margin.reference(score_BK))
+    extra = (candidate_BJK.to(torch.int32), torch.stack(laws, 1)) if laws else ()
+    return torch.stack(ids, 1).to(torch.int32), torch.cat(scores, 1), torch.stack(ahead, 1), *extra
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a walk gives: see `reference`."""
+
+    ids_BJ: Tensor
+    scores_BJ: Tensor
+    margins_BJ: Tensor
+    candidates_BJK: Tensor | None = None
+    laws_BJK: Tensor | None = None
 
 
 def native(
@@ -55,23 +81,23 @@ def native(
     anchor_B: Tensor,
     pred_TA: Tensor,
     succ_VA: Tensor,
-    target_offset_V: Tensor | None = None,
     *,
     k: int,
-) -> tuple[Tensor, Tensor]:
-    """Drafts int32 [B, J] as target ids, and their scores [B, J]."""
+    **others: Tensor | None,
+) -> Walk:
+    """The walk of `reference`. others: its `given` tensors, by name."""
+    other = {name: tensor for name, tensor in others.items() if tensor is not None}
     net, (steps, vocab), rank = logits_BJV.net, logits_BJV.shape[1:], pred_TA.shape[1]
-    inputs = [logits_BJV, projected_BJA, anchor_B, pred_TA, succ_VA]
-    inputs += [target_offset_V] if target_offset_V is not None else []
-    with net.region("selector_walk", inputs, {"k": k}) as outputs:
+    inputs = [logits_BJV, projected_BJA, anchor_B, pred_TA, succ_VA, *other.values()]
+    with net.region("selector_walk", inputs, {"k": k, "given": list(other)}) as outputs:
         rows_ZV = ops.cast(ops.reshape(logits_BJV, (-1, vocab)), "float32")
         candidate_BJK = ops.reshape(lowest_topk.native(rows_ZV, k=k), (-1, steps, k))
         unary_BJK = ops.gather_elements(logits_BJV, candidate_BJK, 2)
         succ_BJKA = ops.gather(succ_VA, candidate_BJK)
-        if target_offset_V is not None:
-            candidate_BJK = candidate_BJK + ops.gather(target_offset_V, candidate_BJK)
+        if "offset" in other:
+            candidate_BJK = candidate_BJK + ops.gather(other["offset"], candidate_BJK)
         previous_B = anchor_B
-        drafts, scores = [], []
+        ids, scores, ahead, laws = [], [], [], []
         for step in range(steps):
             projected_BA = ops.reshape(ops.narrow(projected_BJA, 1, step, 1), (-1, rank))
             query_B1A = ops.reshape(ops.gather(pred_TA, previous_B) * projected_BA, (0, 1, rank))
@@ -81,7 +107,21 @@ def native(
             best_B1 = ops.reduce(score_BK, "MAX", 1)
             id_BK = ops.reshape(ops.narrow(candidate_BJK, 1, step, 1), (-1, k))
             previous_B = ops.reduce(ops.select(score_BK.equals(best_B1), id_BK, _NO_ID), "MIN", 1, keep=False)
-            drafts.append(ops.reshape(previous_B, (0, 1)))
+            if "uniform" in other:
+                law_BK = draft_law.native(score_BK, _place(id_BK, previous_B), other["temperature"])
+                at_B = draw.native(law_BK, column(other["uniform"], step))
+                previous_B = ops.reshape(ops.gather_elements(id_BK, ops.reshape(at_B, (0, 1)), 1), (-1,))
+                laws.append(ops.reshape(law_BK, (0, 1, k)))
+            ids.append(ops.reshape(previous_B, (0, 1)))
             scores.append(best_B1)
-        outputs += [ops.concat(drafts, 1), ops.concat(scores, 1)]
-    return outputs[0], outputs[1]
+            ahead.append(ops.reshape(margin.native(score_BK), (0, 1)))
+        outputs += [ops.concat(parts, 1) for parts in (ids, scores, ahead)]
+        outputs += [candidate_BJK, ops.concat(laws, 1)] if laws else []
+    return Walk(*outputs)
+
+
+def _place(id_BK: Tensor, id_B: Tensor) -> Tensor:
+    """The column of an id among a row's, int32 [B]."""
+    column_1K = id_BK.net.constant(np.arange(id_BK.shape[1])[None], "int32")
+    here_BK = id_BK.equals(ops.reshape(id_B, (0, 1)))
+    return ops.reduce(ops.select(here_BK, column_1K, 0), "SUM", 1, keep=False)

@@ -83,7 +83,7 @@ class BlockDrafter:
             inputs |= draft_noise(wanted, self.num_drafts)
         out = self.model.run(inputs)
         law = {name: out[name].flatten(0, 1) for name in ("q", "q_ids") if name in out}
-        signal = out["confidence" if self.confident else "scores"]
+        signal = out["confidence" if self.confident else "margin"]
         return Drafts(out["draft_ids"].tolist()[: len(wanted)], law, (self.num_drafts, 1), signal[: len(wanted)])
 
 

@@ -25,7 +25,9 @@ from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module, Weight
 from glmspec.build.trt import Backend
-from glmspec.plugins import argmax, block_attention
+from glmspec.plugins import argmax, block_attention, draft_law, draw, margin
+
+TEMPERATURE, UNIFORM = "draft_temperature", "draft_uniform"
 
 # Weights a drafter checkpoint may leave out, and the verifier's tensors that then stand in for them.
 SHARED_WEIGHTS = {"embed_tokens.weight": "model.embed_tokens.weight", "lm_head.weight": "lm_head.weight"}
@@ -46,12 +48,14 @@ class Context:
 @dataclass(frozen=True)
 class Rows:
     """What drafts are chosen by: the block's normed hidden states (all rows, then those that draft), their logits and
-    the anchors."""
+    the anchors; where drafts are drawn, the temperatures and one uniform number each."""
 
     hidden_BRD: Tensor
     hidden_BJD: Tensor
     logits_BJV: Tensor
     anchor_ids_B: Tensor
+    temperature_B: Tensor | None
+    uniform_BJ: Tensor | None
 
     @property
     def net(self) -> Network:
@@ -119,12 +123,14 @@ class BlockLayer(Module):
 
 
 class DFlash(Module):
-    """A drafter as a network: owns the engine's inputs and outputs. Kinds override `layer` and `propose`."""
+    """A drafter as a network: owns the engine's inputs and outputs. Kinds override `layer` and `propose`. sampled:
+    drafts are drawn, and the laws they are drawn from are outputs too; at temperature 0 they are what they are without.
+    """
 
     layer: type[BlockLayer] = BlockLayer
 
-    def __init__(self, config: DrafterConfig) -> None:
-        self.config = config
+    def __init__(self, config: DrafterConfig, *, sampled: bool = False) -> None:
+        self.config, self.sampled = config, sampled
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.fc = Linear(len(config.taps) * config.hidden_size, config.hidden_size)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -146,6 +152,7 @@ class DFlash(Module):
             TensorSpec("anchor_ids", "int32", ("B",)),
             TensorSpec("anchor_positions", "int32", ("B",)),
             TensorSpec("page_table", "int32", ("B", "M")),
+            *(_sampling_specs(config) if self.sampled else ()),
             rope_table_spec(limits.table_positions, config.head_dim, compute),
             *(
                 cache_spec(cache, config.num_key_value_heads, limits.page_size, config.head_dim, compute)
@@ -163,7 +170,7 @@ class DFlash(Module):
         return net.finish()
 
     def forward(self, anchor_ids_B: Tensor) -> None:
-        """Marks `draft_ids`, `scores` and, where the kind has it, `confidence` as outputs."""
+        """Marks the outputs, see `propose`."""
         config, net = self.config, anchor_ids_B.net
         ids_T, positions_T = self._block(anchor_ids_B, net.inputs["anchor_positions"])
         context = self._context(net, positions_T)
@@ -176,18 +183,44 @@ class DFlash(Module):
         # z-lab multiplies, then caps (`compute_logits` of its published model), and whatever follows sees the result.
         logits_ZV = scaled(logits_ZV, config.scaling.logits, config.scaling.cap)
         logits_BJV = ops.reshape(logits_ZV, (-1, config.num_drafts, config.draft_vocab_size))
-        rows = Rows(hidden_BRD, hidden_BJD, logits_BJV, anchor_ids_B)
-        for name, tensor in self.propose(rows).items():
-            net.output(tensor, TensorSpec(name, tensor.dtype, ("B", config.num_drafts)))
+        noise = (net.inputs.get(name) for name in (TEMPERATURE, UNIFORM))
+        for name, tensor in self.propose(Rows(hidden_BRD, hidden_BJD, logits_BJV, anchor_ids_B, *noise)).items():
+            net.output(tensor, TensorSpec(name, tensor.dtype, ("B", *tensor.shape[1:])))
 
     def propose(self, rows: Rows) -> dict[str, Tensor]:
-        """Drafts from a block's rows: here each row's best logit, on its own."""
-        flat_ZV = ops.reshape(rows.logits_BJV, (-1, self.config.draft_vocab_size))
+        """Drafts from a block's rows: here each row's logits, on their own.
+
+        `draft_ids` int32 [B, J], target ids; `scores` [B, J], the best of what each was chosen by; `confidence` or,
+        without such a head, `margin` (how far that best is ahead), float32 [B, J]: neither depends on the draft itself.
+        Where drafts are drawn, `q` float32 [B, J, V]: their laws, over the tokens `q_ids` int32 [B, J, V] where they
+        are not the verifier's whole vocabulary, in order.
+        """
+        drafts, vocab = self.config.num_drafts, self.config.draft_vocab_size
+        flat_ZV = ops.reshape(rows.logits_BJV, (-1, vocab))
         ids_Z = argmax.native(flat_ZV)
+        laws = {}
+        if self.sampled:
+            heat_BJ = rows.uniform_BJ * 0.0 + ops.reshape(rows.temperature_B, (0, 1))
+            law_ZV = draft_law.native(flat_ZV, ids_Z, ops.reshape(heat_BJ, (-1,)))
+            ids_Z = draw.native(law_ZV, ops.reshape(rows.uniform_BJ, (-1,)))
+            laws = self.laws(ops.reshape(law_ZV, (-1, drafts, vocab)))
         if self.d2t:
             ids_Z = ids_Z + ops.gather(self.d2t.tensor, ids_Z)
-        ids_BJ = ops.reshape(ids_Z, (-1, self.config.num_drafts))
-        return {"draft_ids": ids_BJ, "scores": ops.reduce(rows.logits_BJV, "MAX", 2, keep=False)}
+        return {
+            "draft_ids": ops.reshape(ids_Z, (-1, drafts)),
+            "scores": ops.reduce(rows.logits_BJV, "MAX", 2, keep=False),
+            **({"margin": ops.reshape(margin.native(flat_ZV), (-1, drafts))} if self.config.confidence is None else {}),
+            **laws,
+        }
+
+    def laws(self, law_BJV: Tensor) -> dict[str, Tensor]:
+        """The outputs that say what drafts were drawn from, given laws over the draft vocabulary."""
+        if self.d2t is None:
+            return {"q": law_BJV}
+        net, vocab = law_BJV.net, self.config.draft_vocab_size
+        ids_V = net.constant(list(range(vocab)), "int32") + self.d2t.tensor
+        nothing_BJ1 = ops.cast(ops.narrow(law_BJV, 2, 0, 1), "int32") * 0
+        return {"q": law_BJV, "q_ids": nothing_BJ1 + ops.reshape(ids_V, (1, 1, vocab))}
 
     def _block(self, anchor_ids_B: Tensor, anchor_positions_B: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids and positions of every row, int32 [T]: the anchor, then masks."""
@@ -208,6 +241,12 @@ class DFlash(Module):
             page_table_BM=net.inputs["page_table"],
             plan=WritePlan.of(net),
         )
+
+
+def _sampling_specs(config: DrafterConfig) -> tuple[TensorSpec, ...]:
+    """What draws the drafts; at temperature 0 the best is taken."""
+    drafts = config.num_drafts
+    return TensorSpec(TEMPERATURE, "float32", ("B",)), TensorSpec(UNIFORM, "float32", ("B", drafts))  # in [0, 1)
 
 
 def scaled(x: Tensor, factor: float, cap: float | None = None) -> Tensor:

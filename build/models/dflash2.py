@@ -65,8 +65,8 @@ class CandidateSelector(Module):
         self.successor_codebook = Weight(config.draft_vocab_size, rank)
         self.config = config
 
-    def forward(self, rows: Rows, d2t: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Draft ids [B, J] and their scores [B, J]."""
+    def forward(self, rows: Rows, d2t: Tensor | None) -> selector_walk.Walk:
+        """Drafts and what they were chosen by."""
         config = self.config
         projected_ZA = self.hidden_projection(ops.reshape(rows.hidden_BJD, (-1, config.hidden_size)))
         return selector_walk.native(
@@ -75,8 +75,10 @@ class CandidateSelector(Module):
             rows.anchor_ids_B,
             self.predecessor_codebook.tensor,
             self.successor_codebook.tensor,
-            d2t,
             k=config.selector.top_k,
+            offset=d2t,
+            temperature=rows.temperature_B,
+            uniform=rows.uniform_BJ,
         )
 
 
@@ -85,12 +87,12 @@ class DFlash2(DFlash):
 
     layer = ConvolvedLayer
 
-    def __init__(self, config: DrafterConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: DrafterConfig, *, sampled: bool = False) -> None:
+        super().__init__(config, sampled=sampled)
         self.candidate_selector = CandidateSelector(config)
 
     def propose(self, rows: Rows) -> dict[str, Tensor]:
-        """Drafts by the selector walk."""
-        d2t = self.d2t.tensor if self.d2t else None
-        ids_BJ, scores_BJ = self.candidate_selector(rows, d2t)
-        return {"draft_ids": ids_BJ, "scores": scores_BJ}
+        """Drafts by the selector walk; laws are over each row's candidates."""
+        walk = self.candidate_selector(rows, self.d2t.tensor if self.d2t else None)
+        proposal = {"draft_ids": walk.ids_BJ, "scores": walk.scores_BJ, "margin": walk.margins_BJ}
+        return proposal | ({"q": walk.laws_BJK, "q_ids": walk.candidates_BJK} if self.sampled else {})

@@ -26,17 +26,18 @@ class MarkovHead(Module):
             self.joint_proj = Joint(2 * rank + hidden, 3 * rank)
         self.type, self.rank, self.hidden = config.markov.type, rank, hidden
 
-    def forward(self, rows: Rows, d2t: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Draft ids [B, J], their biased logits [B, J], W1 of each draft's predecessor [B, J, A]."""
+    def forward(self, rows: Rows, d2t: Tensor | None, *, margins: bool) -> markov_walk.Walk:
+        """Drafts, what they were chosen by, and W1 of each draft's predecessor."""
         w1, w2 = self.markov_w1.weight.tensor, self.markov_w2.weight.tensor
-        parts: dict[str, Tensor] = {}
+        parts: dict[str, Tensor | None] = {}
         if self.type == "gated":
             parts["rows"] = self.gate_proj(rows.hidden_BJD, 0)
             parts["recurrent"] = self.gate_proj.columns(self.hidden, self.rank)
         elif self.type == "rnn":
             parts["rows"] = self.joint_proj(rows.hidden_BRD, 2 * self.rank)
             parts["recurrent"] = self.joint_proj.columns(0, 2 * self.rank)
-        return markov_walk.native(rows.logits_BJV, rows.anchor_ids_B, w1, w2, head=self.type, **parts, offset=d2t)
+        parts |= {"offset": d2t, "temperature": rows.temperature_B, "uniform": rows.uniform_BJ}
+        return markov_walk.native(rows.logits_BJV, rows.anchor_ids_B, w1, w2, head=self.type, margins=margins, **parts)
 
 
 class Joint(Module):
@@ -97,20 +98,21 @@ class Affine(Module):
 class DSpark(DFlash):
     """DFlash whose drafts see the drafts before them."""
 
-    def __init__(self, config: DrafterConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: DrafterConfig, *, sampled: bool = False) -> None:
+        super().__init__(config, sampled=sampled)
         self.markov_head = MarkovHead(config) if config.markov else None
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
 
     def propose(self, rows: Rows) -> dict[str, Tensor]:
         """Drafts by the Markov walk, with the confidence in each. Markov rank 0 is plain DFlash."""
-        d2t = self.d2t.tensor if self.d2t else None
-        previous_BJA = None
-        if self.markov_head:
-            ids_BJ, scores_BJ, previous_BJA = self.markov_head(rows, d2t)
-            proposal = {"draft_ids": ids_BJ, "scores": scores_BJ}
+        if self.markov_head is None:
+            proposal, previous_BJA = super().propose(rows), None
         else:
-            proposal = super().propose(rows)
+            d2t = self.d2t.tensor if self.d2t else None
+            walk = self.markov_head(rows, d2t, margins=self.confidence_head is None)
+            proposal, previous_BJA = {"draft_ids": walk.ids_BJ, "scores": walk.scores_BJ}, walk.embeddings_BJA
+            proposal |= {} if walk.margins_BJ is None else {"margin": walk.margins_BJ}
+            proposal |= self.laws(walk.laws_BJV) if self.sampled else {}
         if self.confidence_head:
             proposal["confidence"] = self.confidence_head(rows.hidden_BJD, previous_BJA)
         return proposal

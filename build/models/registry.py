@@ -15,12 +15,12 @@ _DRAFTERS: dict[str, type[DFlash]] = {"dflash": DFlash, "dflash2": DFlash2, "dsp
 
 
 def model_of(
-    config: VerifierConfig | DrafterConfig, taps: tuple[int, ...] = (), *, hidden: bool = False
+    config: VerifierConfig | DrafterConfig, taps: tuple[int, ...] = (), *, hidden: bool = False, sampled: bool = False
 ) -> Verifier | DFlash:
-    """The model tree of a config. taps, hidden: a verifier's further outputs."""
+    """The model tree of a config. taps, hidden: a verifier's further outputs. sampled: a drafter draws its drafts."""
     if isinstance(config, VerifierConfig):
         return Verifier(config, taps, hidden=hidden)
-    drafter = _DRAFTERS[config.kind](config)
+    drafter = _DRAFTERS[config.kind](config, sampled=sampled)
     drafter.named()
     return drafter
 

@@ -16,9 +16,11 @@ from glmspec.plugins import (
     OPS,
     argmax,
     block_attention,
+    draft_law,
     grouped_conv,
     index_topk,
     lowest_topk,
+    margin,
     markov_walk,
     moe,
     rms_norm,
@@ -136,9 +138,35 @@ def cases() -> dict[str, Case]:
         ),
         "selector_walk, reduced vocabulary": Case(
             selector_walk,
-            {**walk_inputs(5, 12), "pred": rand(30, 4), "succ": rand(12, 4), "d2t": offset},
+            {**walk_inputs(5, 12), "pred": rand(30, 4), "succ": rand(12, 4), "offset": offset},
             {"k": 6},
-            ("pred", "succ", "d2t"),
+            ("pred", "succ", "offset"),
+        ),
+        "selector_walk, drawn": Case(
+            selector_walk, {**walk_inputs(4, 30), "pred": rand(30, 4), "succ": rand(30, 4), **NOISE}, {"k": 6}
+        ),
+        "selector_walk, reduced vocabulary, ties, drawn": Case(
+            selector_walk,
+            {
+                **walk_inputs(5, 12, 1.0),
+                "pred": rand(30, 4).round(),
+                "succ": rand(12, 4).round(),
+                "offset": offset,
+                **NOISE,
+            },
+            {"k": 6},
+            ("pred", "succ", "offset"),
+        ),
+        "margin": Case(margin, {"score": rand(6, 33)}),
+        "margin of ties": Case(margin, {"score": rand(20, 9).round()}),
+        "margin of one score": Case(margin, {"score": rand(4, 1)}),
+        "draft_law": Case(
+            draft_law,
+            {
+                "score": rand(4, 9) * 3,
+                "best": torch.tensor([3, 8, 0, 1], dtype=INT),
+                "temperature": torch.tensor([0.0, 1.0, 0.01, 50.0]),
+            },
         ),
     }
     made |= markov_cases(rand, offset)
@@ -186,8 +214,21 @@ def markov_cases(rand: Callable, offset: torch.Tensor) -> dict[str, Case]:
                 inputs |= {"rows": rand(3, 4 + (head == "rnn"), rows), "recurrent": rand(rows, columns)}
             if vocab == 12:
                 inputs["offset"] = offset
-            found[f"markov_walk, {head}{kind}"] = Case(markov_walk, inputs, {"head": head}, weights)
+            found[f"markov_walk, {head}{kind}"] = Case(
+                markov_walk, inputs, {"head": head, "margins": bool(quantum)}, weights
+            )
+            drawn = inputs | NOISE
+            found[f"markov_walk, {head}{kind}, drawn"] = Case(
+                markov_walk, drawn, {"head": head, "margins": True}, weights
+            )
     return found
+
+
+# Three rows of four drafts: greedy, cold and hot.
+NOISE = {
+    "temperature": torch.tensor([0.0, 0.1, 2.0]),
+    "uniform": torch.rand(3, 4, generator=torch.Generator().manual_seed(8)),
+}
 
 
 def quantized_cases(made: dict[str, Case], rand: Callable) -> dict[str, Case]:
@@ -229,23 +270,24 @@ def as_list(result: Any) -> list[torch.Tensor]:
     return list(result) if isinstance(result, tuple) else [result]
 
 
-FIRST = 4  # inputs that every Markov walk has
+# How many inputs a walk always has; the others go by name.
+FIRST = {markov_walk: 4, selector_walk: 5}
 
 
 def native(case: Case) -> Callable:
-    if case.op is markov_walk:
-        names = [*case.inputs][FIRST:]
-        return lambda *inputs: case.op.native(
-            *inputs[:FIRST], **case.attributes, **dict(zip(names, inputs[FIRST:], strict=True))
-        )
-    return lambda *inputs: case.op.native(*inputs, **case.attributes)
+    first = FIRST.get(case.op, len(case.inputs))
+    names = [*case.inputs][first:]
+
+    def body(*inputs):
+        made = case.op.native(*inputs[:first], **case.attributes, **dict(zip(names, inputs[first:], strict=True)))
+        return tuple(one for one in vars(made).values() if one is not None) if case.op in FIRST else made
+
+    return body
 
 
 def reference(case: Case) -> list[torch.Tensor]:
-    attributes = case.attributes
-    if case.op is markov_walk:
-        attributes = {**attributes, "given": [*case.inputs][FIRST:]}
-    return as_list(case.op.reference(*case.inputs.values(), **attributes))
+    given = {"given": [*case.inputs][FIRST[case.op] :]} if case.op in FIRST else {}
+    return as_list(case.op.reference(*case.inputs.values(), **case.attributes, **given))
 
 
 @pytest.mark.parametrize("lowest_wins", [True, False], ids=["TopK ties low", "TopK ties high"])

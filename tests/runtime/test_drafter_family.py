@@ -7,80 +7,29 @@ the names speculators saves. What speculators cannot express is compared with a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
-from support.models import DATA, convert_and_load, write_checkpoint
+from support.drafters import LIMITS, TENSORS, VARIANTS, Converted, assert_close, draft, golden, load
 
 from glmspec.build.configs.drafter import DrafterConfig, Scaling
 from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED
-from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.build.trt import backend
-from glmspec.runtime.model import Model
-from glmspec.runtime.pack import Block, pack_blocks
-from glmspec.runtime.pages import Span
-
-FILE = DATA / "drafters" / "family.safetensors"
-TENSORS = load_file(FILE)
-with safe_open(FILE, "pt") as _file:
-    VARIANTS: dict[str, dict[str, Any]] = json.loads(_file.metadata()["variants"])
-LIMITS = EngineLimits(
-    max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, page_size=8, segment_rows=9, block_rows=9
-)
-PAGES, CONTEXT = [3, 1, 5], 24
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory) -> Callable[[str], tuple[DrafterConfig, dict[str, torch.Tensor]]]:
-    """A variant's config and its tensors, the verifier's where it shares them."""
-    home, made = tmp_path_factory.mktemp("drafters"), {}
-
-    def convert(name: str) -> tuple[DrafterConfig, dict[str, torch.Tensor]]:
-        if name not in made:
-            one = VARIANTS[name]
-            own = {tensor: TENSORS[key].clone() for tensor, key in one["own"].items()}
-            folder = write_checkpoint(home / str(len(made)), own, one["config"])
-            checkpoint, tensors = convert_and_load(folder, home / f"{len(made)}-converted")
-            verifier = {ours: TENSORS[one["verifier"][theirs]] for ours, theirs in checkpoint.shared.items()}
-            made[name] = (checkpoint.config, {**tensors, **verifier})
-        return made[name]
-
-    return convert
-
-
-def golden(name: str, key: str) -> torch.Tensor:
-    return TENSORS[f"{name}/{key}"]
-
-
-def load(config: DrafterConfig, tensors: dict[str, torch.Tensor], **options: Any) -> Model:
-    return Model(config, LIMITS, Form(compute="float32"), [tensors], **options)
+def converted(tmp_path_factory) -> Converted:
+    return Converted(tmp_path_factory.mktemp("drafters"))
 
 
 def norm_of(config: DrafterConfig) -> str:
     """Name of the block's hidden state after the final norm."""
     net = model_of(config).author(LIMITS, Form(compute="float32"), backend())
     return [node.output.name for node in read(net.definition, net.backend).nodes if node.name.startswith("norm/")][-1]
-
-
-def draft(model: Model, name: str) -> dict[str, torch.Tensor]:
-    """All of a golden's blocks at once: they share a context, of which each sees what lies before it."""
-    config, anchors = model.config, golden(name, "anchors").tolist()
-    blocks = [Block(PAGES, *one) for one in zip(anchors, golden(name, "positions").tolist(), strict=True)]
-    parts = TENSORS[f"features/{len(config.taps) * config.hidden_size}"].split(config.hidden_size, 1)
-    taps = {f"tap.{tap}": part.contiguous() for tap, part in zip(config.taps, parts, strict=True)}
-    return model.run(pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT)], blocks, LIMITS) | taps)
-
-
-def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("regions", [True, False], ids=["ops", "layers"])
@@ -95,9 +44,12 @@ def test_a_drafter_equals_speculators(converted, name, regions):
         assert_close(found[probe].view_as(golden(name, "hidden")), golden(name, "hidden"))
     assert_close(found["scores"], golden(name, "scores").amax(-1))
     assert found["draft_ids"].tolist() == golden(name, "draft_ids").tolist()
-    assert ("confidence" in found) == (f"{name}/confidence" in TENSORS)
+    assert ("confidence" in found) == (f"{name}/confidence" in TENSORS) == ("margin" not in found)
     if "confidence" in found:
         assert_close(found["confidence"], golden(name, "confidence"))
+    else:
+        best = golden(name, "scores").sort(descending=True).values
+        assert_close(found["margin"], best[..., 0] - best[..., min(1, best.shape[2] - 1)])
 
 
 def test_the_goldens_tell_variations_apart():

@@ -1,0 +1,31 @@
+"""How far ahead a row's best score is of its second best: what tells a sure draft from a guess where no head does.
+
+Legend: N rows, V scores.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from glmspec.build.network import ops
+from glmspec.build.network.graph import Tensor
+
+
+def reference(score_NV: torch.Tensor) -> torch.Tensor:
+    """[N, V] -> float32 [N]: 0 where two are best, and where there is but one score."""
+    if score_NV.shape[1] == 1:
+        return torch.zeros(len(score_NV))
+    best_N2 = score_NV.float().topk(2, -1).values
+    return best_N2[:, 0] - best_N2[:, 1]
+
+
+def native(score_NV: Tensor) -> Tensor:
+    """[N, V] -> float32 [N]: see `reference`."""
+    with score_NV.net.region("margin", [score_NV], {}) as outputs:
+        score_NV = ops.cast(score_NV, "float32")
+        if score_NV.shape[1] == 1:
+            outputs.append(ops.reshape(score_NV * 0.0, (-1,)))
+        else:
+            best_N2, _ = ops.topk(score_NV, 2, 1)
+            outputs.append(ops.reshape(ops.narrow(best_N2, 1, 0, 1) - ops.narrow(best_N2, 1, 1, 1), (-1,)))
+    return outputs[0]

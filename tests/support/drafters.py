@@ -1,0 +1,66 @@
+"""The golden drafters (`scripts/oracle/drafter_goldens.py`): loaded through the converter, and run on the executor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.network.form import Form
+from glmspec.runtime.model import Model
+from glmspec.runtime.pack import Block, pack_blocks
+from glmspec.runtime.pages import Span
+from support.models import DATA, convert_and_load, write_checkpoint
+
+FILE = DATA / "drafters" / "family.safetensors"
+TENSORS = load_file(FILE)
+with safe_open(FILE, "pt") as _file:
+    VARIANTS: dict[str, dict[str, Any]] = json.loads(_file.metadata()["variants"])
+LIMITS = EngineLimits(
+    max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, page_size=8, segment_rows=9, block_rows=9
+)
+PAGES, CONTEXT = [3, 1, 5], 24
+
+
+class Converted:
+    """Each variation's config and tensors (the verifier's where it shares them), converted once."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.made = home, {}
+
+    def __call__(self, name: str) -> tuple[DrafterConfig, dict[str, torch.Tensor]]:
+        if name not in self.made:
+            one, place = VARIANTS[name], self.home / str(len(self.made))
+            own = {tensor: TENSORS[key].clone() for tensor, key in one["own"].items()}
+            checkpoint, tensors = convert_and_load(write_checkpoint(place / "hf", own, one["config"]), place / "ours")
+            verifier = {ours: TENSORS[one["verifier"][theirs]] for ours, theirs in checkpoint.shared.items()}
+            self.made[name] = (checkpoint.config, {**tensors, **verifier})
+        return self.made[name]
+
+
+def golden(name: str, key: str) -> torch.Tensor:
+    return TENSORS[f"{name}/{key}"]
+
+
+def load(config: DrafterConfig, tensors: dict[str, torch.Tensor], **options: Any) -> Model:
+    return Model(config, LIMITS, Form(compute="float32"), [tensors], **options)
+
+
+def draft(model: Model, name: str, blocks: list[int] | None = None, **more: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A golden's blocks (all of them, or these) at once: they share a context, of which each sees what lies before it.
+    more: further inputs."""
+    config, anchors, positions = model.config, golden(name, "anchors").tolist(), golden(name, "positions").tolist()
+    wanted = [Block(PAGES, anchors[at], positions[at]) for at in (range(len(anchors)) if blocks is None else blocks)]
+    parts = TENSORS[f"features/{len(config.taps) * config.hidden_size}"].split(config.hidden_size, 1)
+    taps = {f"tap.{tap}": part.contiguous() for tap, part in zip(config.taps, parts, strict=True)}
+    return model.run(pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT)], wanted, LIMITS) | taps | more)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
