@@ -15,9 +15,11 @@ from support.drafters import LIMITS, TENSORS, VARIANTS, Converted, assert_close,
 
 from glmspec.build.configs.drafter import DrafterConfig, Scaling
 from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED
+from glmspec.build.configs.limits import CONTEXT
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
+from glmspec.build.plan import build_plan
 from glmspec.build.trt import backend
 
 
@@ -161,3 +163,21 @@ def test_fewer_drafts_are_a_smaller_block(converted, name, drafts, regions):
     found = draft(load(causal.drafting(drafts), tensors, regions=regions), name)
     assert found["draft_ids"].tolist() == whole["draft_ids"][:, :drafts].tolist()
     assert_close(found["scores"], whole["scores"][:, :drafts])
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_every_variation_authors_in_bfloat16(converted, sampled):
+    """With every factor too: dtypes fit wherever float32 is in between."""
+    for name in VARIANTS:
+        config = replace(converted(name)[0], scaling=Scaling(2.0, 0.5, 30.0))
+        model_of(config, sampled=sampled).author(LIMITS, Form(compute="bfloat16"), backend())
+
+
+def test_a_drawing_recurrent_walk_compiles(converted):
+    """For a GPU that is not here: what no other drafter has, at once."""
+    config, _ = converted("dspark rnn, fewer tokens, not from the anchor")
+    trt = backend("tensorrt_rtx")
+    net = model_of(replace(config, scaling=Scaling(2.0, 0.5, 30.0)), sampled=True).author(
+        LIMITS, Form(compute="bfloat16"), trt
+    )
+    assert build_plan(net, LIMITS.profiles(0)[CONTEXT], "SM120").plan
