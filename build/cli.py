@@ -134,6 +134,11 @@ def _sizes(command: Any) -> Any:
         click.option("--ep", type=click.IntRange(1), help="Groups of them with whole experts. Default: as converted."),
         click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
                      help="Recipe for the verifier's matrices; auto keeps what the checkpoint has."),
+        click.option("--num-speculative-tokens", type=click.IntRange(1),
+                     help="Drafts of a block. Default: the most each drafter's checkpoint allows."),
+        click.option("--drafter-window", type=click.Choice(["anchored", "relative"]),
+                     help="What sliding layers of drafters see: the same for all rows of a block, or relative to each. "
+                          "Default: as the checkpoint's format is trained."),
         click.option("--mtp", is_flag=True, help="Also the verifier's multi-token-prediction module."),
         click.option("--dtype", type=_DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs."),
         click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True,

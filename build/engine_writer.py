@@ -113,9 +113,7 @@ def _write_member(
             "pretrained_config": checkpoint.record,
             "build_config": {
                 "compute": deployment.compute,
-                "taps": list(member.taps),
-                "hidden": member.hidden,
-                "q": asdict(member.q) if member.q else None,
+                **member.choices,
                 "index_topk": k,
                 "limits": asdict(limits),
                 "profiles": limits.profiles(k),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import MissingCapability
@@ -147,12 +148,14 @@ def _runnable(directory: EngineDirectory) -> EngineDirectory:
 
 
 def _model(checkpoint: Checkpoint, config: dict[str, Any], shared: dict[str, torch.Tensor] | None = None) -> Model:
-    build = config["build_config"]
+    build, chosen = config["build_config"], checkpoint.config
+    if isinstance(chosen, DrafterConfig):
+        chosen = chosen.chosen(build.get("drafter_window"), build.get("num_speculative_tokens"))
     return Model(
-        checkpoint.config,
+        chosen,
         EngineLimits(**build["limits"]),
         checkpoint.form(build["compute"]),
         [checkpoint.tensors(rank) | (shared or {}) for rank in range(checkpoint.mapping.tp)],
-        tree=model_of(checkpoint.config, tuple(build["taps"]), hidden=build["hidden"]),
+        tree=model_of(chosen, tuple(build["taps"]), hidden=build["hidden"]),
         network_sha256=config["networks"][CONTEXT]["sha256"],
     )

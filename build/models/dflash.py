@@ -43,6 +43,22 @@ class Context:
     plan: WritePlan
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What drafts are chosen by: the block's normed hidden states (all rows, then those that draft), their logits and
+    the anchors."""
+
+    hidden_BRD: Tensor
+    hidden_BJD: Tensor
+    logits_BJV: Tensor
+    anchor_ids_B: Tensor
+
+    @property
+    def net(self) -> Network:
+        """The network they are in."""
+        return self.logits_BJV.net
+
+
 class BlockAttention(Module):
     """Grouped-query attention of the block over its context and itself."""
 
@@ -151,25 +167,27 @@ class DFlash(Module):
         config, net = self.config, anchor_ids_B.net
         ids_T, positions_T = self._block(anchor_ids_B, net.inputs["anchor_positions"])
         context = self._context(net, positions_T)
-        x_TD = self.embed_tokens(ids_T)
+        x_TD = scaled(self.embed_tokens(ids_T), config.scaling.embedding)
         for layer in self.layers:
             x_TD = layer(x_TD, context)
         hidden_BRD = ops.reshape(self.norm(x_TD), (-1, config.block_size, config.hidden_size))
         hidden_BJD = ops.narrow(hidden_BRD, 1, config.first_draft_row, config.num_drafts)
         logits_ZV = self.lm_head(ops.reshape(hidden_BJD, (-1, config.hidden_size)))
+        # z-lab multiplies, then caps (`compute_logits` of its published model), and whatever follows sees the result.
+        logits_ZV = scaled(logits_ZV, config.scaling.logits, config.scaling.cap)
         logits_BJV = ops.reshape(logits_ZV, (-1, config.num_drafts, config.draft_vocab_size))
-        for name, tensor in self.propose(hidden_BJD, logits_BJV, anchor_ids_B).items():
+        rows = Rows(hidden_BRD, hidden_BJD, logits_BJV, anchor_ids_B)
+        for name, tensor in self.propose(rows).items():
             net.output(tensor, TensorSpec(name, tensor.dtype, ("B", config.num_drafts)))
 
-    def propose(self, hidden_BJD: Tensor, logits_BJV: Tensor, anchor_ids_B: Tensor) -> dict[str, Tensor]:
-        """Drafts from logits: here each row's best, on its own."""
-        vocab = self.config.draft_vocab_size
-        flat_ZV = ops.reshape(logits_BJV, (-1, vocab))
+    def propose(self, rows: Rows) -> dict[str, Tensor]:
+        """Drafts from a block's rows: here each row's best logit, on its own."""
+        flat_ZV = ops.reshape(rows.logits_BJV, (-1, self.config.draft_vocab_size))
         ids_Z = argmax.native(flat_ZV)
         if self.d2t:
             ids_Z = ids_Z + ops.gather(self.d2t.tensor, ids_Z)
         ids_BJ = ops.reshape(ids_Z, (-1, self.config.num_drafts))
-        return {"draft_ids": ids_BJ, "scores": ops.reduce(logits_BJV, "MAX", 2, keep=False)}
+        return {"draft_ids": ids_BJ, "scores": ops.reduce(rows.logits_BJV, "MAX", 2, keep=False)}
 
     def _block(self, anchor_ids_B: Tensor, anchor_positions_B: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids and positions of every row, int32 [T]: the anchor, then masks."""
@@ -190,6 +208,15 @@ class DFlash(Module):
             page_table_BM=net.inputs["page_table"],
             plan=WritePlan.of(net),
         )
+
+
+def scaled(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+    """x times a factor, kept within +- cap by a tanh; in float32, because bfloat16 would round the factor. x itself
+    where neither changes it."""
+    if factor == 1.0 and cap is None:
+        return x
+    wide = ops.cast(x, "float32") * factor
+    return ops.cast(wide if cap is None else ops.tanh(wide / cap) * cap, x.dtype)
 
 
 def key_cache(layer: int) -> str:
