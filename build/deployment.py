@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits
+from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits, Ranges
 from glmspec.build.configs.target import Target
 from glmspec.build.configs.tensorrt import KV_CACHE_DTYPES
 from glmspec.build.configs.verifier import VerifierConfig
@@ -117,6 +117,15 @@ class Member:
         """K of its DSA top-k, 0 for a drafter."""
         return limits.index_topk(self.config.index_topk) if isinstance(self.config, VerifierConfig) else 0
 
+    @property
+    def window(self) -> int:
+        """Rows that a drafter's sliding layers see, 0 where none slides."""
+        return self.config.sliding_window or 0 if isinstance(self.config, DrafterConfig) else 0
+
+    def ranges(self, limits: EngineLimits) -> dict[str, Ranges]:
+        """The run-time ranges of its inputs, by profile."""
+        return limits.profiles(self.index_topk(limits), self.window)
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -156,7 +165,7 @@ class Deployment:
         """A member's network for a profile. static: every size fixed at its greatest."""
         form = self.form(member, profile)
         if static:
-            ranges = self.limits.profiles(member.index_topk(self.limits))[profile]
+            ranges = member.ranges(self.limits)[profile]
             form = replace(form, sizes={symbol: most for symbol, (_, _, most) in ranges.items()})
         return member.model.author(self.limits, form, backend)
 

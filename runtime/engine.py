@@ -46,7 +46,8 @@ class Engine:
         self.drafter = self._load_drafter() if self.drafter_name else None
         num_drafts = self.drafter.config.num_drafts if self.drafter else 0
         reach = self.drafter.config.max_position_embeddings if self.drafter else 0
-        self.scheduler = Scheduler(self.limits, num_drafts, reach)
+        ring_pages = self.drafter.ring_pages if self.drafter else 0
+        self.scheduler = Scheduler(self.limits, num_drafts, reach, ring_pages)
         self.loop = SpeculativeLoop(self.verifier, self.drafter, self.limits)
         self.stats = SpecStats(num_drafts)
 

@@ -19,6 +19,7 @@ class Sequence:
         self.tokens = list(request.prompt_ids)
         self.cached = 0
         self.pages: list[int] = []
+        self.ring: list[int] = []  # pages of the drafter's sliding layers, which its rows go round in
         self.most_tokens = most_tokens  # prompt and answer together
         self.stats = stats
         self.finish_reason: str | None = None
@@ -34,10 +35,14 @@ class Sequence:
         """Tokens that are known and not cached: the rest of the prompt, then the anchor alone."""
         return len(self.tokens) - self.cached
 
+    def may_draft(self, most: int, reach: int) -> bool:
+        """Whether a block may be drafted now or later: once it is beyond the drafter's reach, it stays there."""
+        return self.request.speculate and len(self.tokens) + most <= reach
+
     def drafts_wanted(self, most: int, reach: int) -> int:
         """Drafts worth verifying next: none during the prompt, none past what the answer may still hold.
         most: drafts in a block. reach: positions the drafter was trained for; beyond them it stays silent."""
-        if not self.request.speculate or self.pending != 1 or len(self.tokens) + most > reach:
+        if self.pending != 1 or not self.may_draft(most, reach):
             return 0
         return max(0, min(most, self.most_tokens - len(self.tokens) - 1))
 

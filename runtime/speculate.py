@@ -51,7 +51,7 @@ class SpeculativeLoop:
         for turn, draft, run in zip(turns, drafts, rows, strict=True):
             sequence, start = turn.sequence, turn.sequence.cached
             deltas.append(sequence.advance(turn.tokens, draft, verdict[said : said + run.logits]))
-            if not sequence.finished and sequence.request.speculate:
+            if not sequence.finished and self._may_draft(sequence):
                 kept.append(Kept(sequence, row, start, sequence.cached - start))
             row, said = row + run.span.count, said + run.logits
         self._kept = kept
@@ -67,13 +67,18 @@ class SpeculativeLoop:
         wanted = [index for index, turn in enumerate(turns) if turn.drafts]
         blocks = [_block(turns[index].sequence) for index in wanted]
         rows = [row for one in kept for row in range(one.first_row, one.first_row + one.count)]
-        spans = [Span(one.sequence.pages, one.start, one.count) for one in kept]
+        spans = [Span(one.sequence.pages, one.start, one.count, one.sequence.ring) for one in kept]
         inputs = pack_blocks(rows, spans, blocks, self.limits)
         inputs |= {name: self._taps[name] for name in self.drafter.tap_names}
         proposed = self.drafter.run(inputs)["draft_ids"].tolist()
         for index, block in zip(wanted, proposed, strict=False):  # an idle block has no turn
             drafts[index] = block[: turns[index].drafts]
         return drafts
+
+    def _may_draft(self, sequence: Sequence) -> bool:
+        """Whether the drafter must know the rows of a sequence."""
+        config = self.drafter.config if self.drafter else None
+        return config is not None and sequence.may_draft(config.num_drafts, config.max_position_embeddings)
 
     def _rows(self, turn: Turn, drafts: list[int]) -> Rows:
         sequence = turn.sequence
@@ -83,4 +88,4 @@ class SpeculativeLoop:
 
 
 def _block(sequence: Sequence) -> Block:
-    return Block(sequence.pages, sequence.tokens[-1], len(sequence.tokens) - 1)
+    return Block(sequence.pages, sequence.tokens[-1], len(sequence.tokens) - 1, sequence.ring)

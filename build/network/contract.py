@@ -20,6 +20,9 @@ SYMBOLS = {
     "X": "pages of the caches; page 0 is the null page",
     "X+1": "pages and one",
     "C": "rows appended to the drafter's context",
+    "CR": "those of them that are written to the rings",
+    "XR": "pages of the rings, in which sliding layers keep their window; page 0 is the null page",
+    "XR+1": "pages of the rings and one",
     "B": "blocks being drafted",
 }
 

@@ -25,9 +25,9 @@ def check(case: Case, _) -> Checked:
     limits = case.deployment.limits
     for member in case.deployment.members:
         k = member.index_topk(limits)
-        profiles = limits.profiles(k)
+        profiles = member.ranges(limits)
         contract = case.authored(member, case.deployment.profiles()[0]).contract
-        steps = list(verifier_steps(limits, k) if k else drafter_steps(limits))
+        steps = list(verifier_steps(limits, k) if k else drafter_steps(limits, limits.ring_pages(member.window)))
         faults += profile_faults(member, profiles, steps, contract, k, limits.page_size)
         facts.append(f"{member.name}: {len(steps)} extreme steps, {' and '.join(profiles)}")
     return Checked(tuple(facts), tuple(faults))
@@ -94,16 +94,16 @@ def verifier_steps(limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]
             yield f"{sequences} chunks of {each}", pack_rows([rows(each, each, 1)] * sequences, limits, least)
 
 
-def drafter_steps(limits: EngineLimits) -> Iterator[tuple[str, Inputs]]:
-    """Extreme steps of a drafter."""
+def drafter_steps(limits: EngineLimits, ring_pages: int) -> Iterator[tuple[str, Inputs]]:
+    """Extreme steps of a drafter. ring_pages: of a sequence, 0 where no layer slides."""
     pages = list(range(1, limits.pages_per_sequence + 1))
-    most = limits.max_model_len
-    for blocks in sorted({0, 1, limits.max_num_seqs}):
-        for count in sorted({1, limits.block_rows, min(limits.max_num_batched_tokens, most)}):
-            for position in sorted({count, most - 1}):
-                drafted = [Block(pages, 0, position)] * blocks
-                kept = [Span(pages, 0, count)]
-                yield (
-                    f"{count} kept rows and {blocks} blocks at {position}",
-                    pack_blocks(range(count), kept, drafted, limits),
-                )
+    rings = [range(1 + at * ring_pages, 1 + (at + 1) * ring_pages) for at in range(limits.max_num_seqs)]
+    most, tokens = limits.max_model_len, limits.max_num_batched_tokens
+    for count in sorted({1, limits.block_rows, min(tokens, most)}):
+        for owners in sorted({1, min(limits.max_num_seqs, tokens // count)}):
+            kept = [Span(pages, 0, count, ring) for ring in rings[:owners]]
+            for blocks in sorted({0, 1, limits.max_num_seqs}):
+                for position in sorted({count, most - 1}):
+                    drafted = [Block(pages, 0, position, ring) for ring in rings[:blocks]]
+                    what = f"{owners} sequences with {count} kept rows and {blocks} blocks at {position}"
+                    yield what, pack_blocks(range(owners * count), kept, drafted, limits)
