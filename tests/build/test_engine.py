@@ -469,6 +469,8 @@ def test_the_profile_is_recorded(small):
     assert build_config["index_topk"] == limits.index_topk(256)
     wanted = limits.profiles(build_config["index_topk"])
     assert build_config["profiles"] == json.loads(json.dumps(wanted))
+    drafter = json.loads((small / "dspark" / "config.json").read_text())["build_config"]
+    assert drafter["profiles"] == json.loads(json.dumps(limits.profiles(0, window=12)))
 
 
 def test_an_engine_directory_of_another_version_is_refused(copied):

@@ -166,21 +166,22 @@ def test_rings_hold_the_newest_rows_however_sequences_grow(seed):
     for _ in range(12):
         spans, rows = [], []
         for who in rng.sample(range(3), rng.randint(1, 3)):
-            spans.append(
-                Span([], length[who], rng.choice([1, 2, page_size, rng.randint(1, 9 * page_size)]), rings[who])
-            )
-            made = [(who, length[who] + at) for at in range(spans[-1].count)]
+            count = rng.choice([1, 2, page_size, rng.randint(1, 9 * page_size)])
+            made = [(who, length[who] + at) for at in range(count)]
+            spans.append(Span([], length[who], count, rings[who]))
             texts[who] += made
             rows += made
-            length[who] += len(made)
+            length[who] += count
         plan = ring_write_plan(spans, page_size, NUM_PAGES)
         written: dict = {}
         carry_out(written, plan, rows, page_size, "ring_")
         ordinals = {(page, position // page_size) for (page, _), (_, position) in written.items()}
         assert len({page for page, _ in ordinals}) == len(ordinals)  # a page gets rows of one ordinal
-        kept = [span for span in spans for at in range(span.start, span.start + span.count)
-                if at // page_size > (span.start + span.count - 1) // page_size - width]  # fmt: skip
-        assert len(written) == len(plan["ring_write_order"]) == len(kept)  # none is left out without need
+        ends = [(span.start, span.start + span.count) for span in spans]
+        needed = sum(
+            at // page_size > (end - 1) // page_size - width for start, end in ends for at in range(start, end)
+        )
+        assert len(written) == len(plan["ring_write_order"]) == needed
         cache |= written
         table, start = ring_page_table(rings, length, page_size, width)
         assert (table.dtype, start.dtype, table.shape) == (np.int32, np.int32, (3, width))
