@@ -98,11 +98,11 @@ def drafter_steps(limits: EngineLimits, ring_pages: int) -> Iterator[tuple[str, 
     """Extreme steps of a drafter. ring_pages: of a sequence, 0 where no layer slides."""
     pages = list(range(1, limits.pages_per_sequence + 1))
     rings = [range(1 + at * ring_pages, 1 + (at + 1) * ring_pages) for at in range(limits.max_num_seqs)]
-    most, tokens = limits.max_model_len, limits.max_num_batched_tokens
-    for count in sorted({1, limits.block_rows, min(tokens, most)}):
-        for owners in sorted({1, min(limits.max_num_seqs, tokens // count)}):
+    most, tokens, sequences = limits.max_model_len, limits.max_num_batched_tokens, limits.max_num_seqs
+    for count in sorted({min(count, most) for count in (1, limits.block_rows, tokens // sequences, tokens)}):
+        for owners in sorted({1, min(sequences, tokens // count)}):
             kept = [Span(pages, 0, count, ring) for ring in rings[:owners]]
-            for blocks in sorted({0, 1, limits.max_num_seqs}):
+            for blocks in sorted({0, 1, sequences}):
                 for position in sorted({count, most - 1}):
                     drafted = [Block(pages, 0, position, ring) for ring in rings[:blocks]]
                     what = f"{owners} sequences with {count} kept rows and {blocks} blocks at {position}"
