@@ -203,7 +203,7 @@ class DFlash(Module):
             context_rotary=Rotary.at(net.inputs["context_positions"]),
             block_rotary=Rotary.at(block_positions_T),
             anchor_positions_B=net.inputs["anchor_positions"],
-            pages={kind: _pages(net, kind) for kind in set(self.kinds)},
+            pages={kind: _pages(net, kind) for kind in (WHOLE, RING) if kind in self.kinds},
         )
 
 
