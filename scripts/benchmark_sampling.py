@@ -143,8 +143,8 @@ Written by `scripts/benchmark_sampling.py` on {result["date"]}: {machine["cpu"]}
 Python {machine["python"]}; {versions}.
 
 Tokens a speculative step (1 + accepted drafts / steps, pooled), {config["prompts"]} held-out prompts of up to
-{config["new_tokens"]} new tokens, {config["seeds"]} seeds each where they are sampled. The tiny models are small and sure
-of themselves: what a large model does at these temperatures is another matter.
+{config["new_tokens"]} new tokens, {config["seeds"]} seeds each where they are sampled. The tiny models are sure of
+themselves: what a large model does at these temperatures is another matter.
 
 | drafter | drafts | {heads} |
 |---|---|{"---|" * len(TEMPERATURES)}
