@@ -143,6 +143,15 @@ class Member:
         """K of its DSA top-k, 0 for a drafter."""
         return limits.index_topk(self.config.index_topk) if isinstance(self.config, VerifierConfig) else 0
 
+    @property
+    def sliding_window(self) -> int:
+        """Rows that a drafter's sliding layers see, 0 where none slides."""
+        return self.config.sliding_window or 0 if isinstance(self.config, DrafterConfig) else 0
+
+    def ranges(self, limits: EngineLimits) -> dict[str, Ranges]:
+        """The run-time ranges of its inputs, by profile."""
+        return limits.profiles(self.index_topk(limits), self.sliding_window)
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -184,13 +193,9 @@ class Deployment:
         """A member's network for a profile. static: every size fixed at its greatest."""
         form = self.form(member, profile)
         if static:
-            ranges = self.ranges(member)[profile]
+            ranges = member.ranges(self.limits)[profile]
             form = replace(form, sizes={symbol: most for symbol, (_, _, most) in ranges.items()})
         return member.model.author(self.limits, form, backend)
-
-    def ranges(self, member: Member) -> dict[str, Ranges]:
-        """The sizes of steps that a member is built for, by profile."""
-        return self.limits.profiles(member.index_topk(self.limits))
 
     def profiles(self, member: Member) -> tuple[str, ...]:
         """Plans a member has: one a profile where an engine is compiled, one network for all on the executor. To the

@@ -54,11 +54,10 @@ class Engine:
         self.verifier = _model(verifier, self.directory.model(self.directory.verifier))
         self.drafter = self._load_drafter() if self.drafter_name else None
         num_drafts = self.drafter.num_drafts if self.drafter else 0
-        self.scheduler = Scheduler(self.limits, num_drafts)
+        self.scheduler = Scheduler(self.limits, num_drafts, self.drafter.ring_pages if self.drafter else 0)
         judges = {name: self._load_judge(name) for name in self.directory.acceptance}
-        self.loop = SpeculativeLoop(
-            self.verifier, self.drafter, Acceptance(judges, self.limits, verification), self.limits
-        )
+        acceptance = Acceptance(judges, self.limits, verification)
+        self.loop = SpeculativeLoop(self.verifier, self.drafter, acceptance, self.limits)
         self.stats = SpecStats(num_drafts)
 
     def _load_drafter(self) -> Drafter:

@@ -472,6 +472,14 @@ def test_the_profile_is_recorded(small):
     assert build_config["profiles"] == json.loads(json.dumps(wanted))
 
 
+@pytest.mark.parametrize("name, window", [("dspark", 12), ("dflash2", 12), ("dspark-2", 0)])
+def test_a_drafter_s_profile_has_its_rings(golden_engines, name, window):
+    build_config = json.loads((golden_engines / name / "config.json").read_text())["build_config"]
+    wanted = EngineLimits(**build_config["limits"]).profiles(0, window)
+    assert build_config["profiles"] == json.loads(json.dumps(wanted))
+    assert ("XR" in build_config["profiles"]["context"]) == (window > 0)
+
+
 def test_an_engine_directory_of_another_version_is_refused(copied):
     rewrite(copied, lambda values: values.pop("mtp"))
     refused_at_load(copied, "another version", "Build the engine directory again")

@@ -156,9 +156,9 @@ def test_what_only_the_builder_sees_is_named_too(path, plant):
     """A reshape of run-time rows that never comes out even is legal to author."""
     model = model_of(config_of("dflash2"))
     plant(model)
-    net = author(model)
+    net, window = author(model), model.config.sliding_window
     with pytest.raises(NetworkError, match=f"^dflash2: .*{re.escape(path)}reshape"):
-        build_plan(net, LIMITS.profiles(0)[CONTEXT], "SM120")
+        build_plan(net, LIMITS.profiles(0, window)[CONTEXT], "SM120")
 
 
 def test_the_next_network_does_not_inherit_a_complaint():

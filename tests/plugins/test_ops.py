@@ -84,6 +84,15 @@ def attention_case(causal: bool, window: int, relative: bool) -> Case:
     return Case(block_attention, inputs, dict(scale=0.3, causal=causal, window=window, relative=relative))
 
 
+def ring_case(causal: bool, window: int, relative: bool) -> Case:
+    """Tables that do not begin with the sequence: at its window, later than its window, and a sequence shorter than its
+    ring, whose last pages hold another's rows."""
+    case = attention_case(causal, window, relative)
+    anchor, start = torch.tensor([117, 40, 6], dtype=INT), torch.tensor([100, 36, 0], dtype=INT)
+    case.inputs |= {"anchor": anchor, "start": start}
+    return case
+
+
 def walk_inputs(seed: int, vocab: int, quantum: float = 0.0) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 4, vocab, generator=g)
@@ -196,9 +205,10 @@ def cases() -> dict[str, Case]:
         (False, 6, True),
         (True, 3, True),
     ]:
-        made[f"block_attention causal={causal} window={window} relative={relative}"] = attention_case(
-            causal, window, relative
-        )
+        what = f"causal={causal} window={window} relative={relative}"
+        made[f"block_attention {what}"] = attention_case(causal, window, relative)
+        if window:
+            made[f"block_attention of a ring, {what}"] = ring_case(causal, window, relative)
     return made
 
 
@@ -334,6 +344,29 @@ def test_index_topk_reference_against_a_plain_loop():
             score = torch.relu(keys @ given["q"][token].T) @ given["weight"][token]
             best = sorted(range(position + 1), key=lambda column, s=score: (-round(s[column].item(), 5), column))[:8]
             assert rows[token][visible[token]].tolist() == [cache_rows[column] for column in sorted(best)]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("block_attention of a ring")])
+def test_block_attention_reference_against_a_plain_loop(name):
+    """Row by row over the positions that the conventions name."""
+    case = CASES[name]
+    q, k, v, k_cache, v_cache, tables, anchor, start = case.inputs.values()
+    window, relative, causal = (case.attributes[key] for key in ("window", "relative", "causal"))
+    found = block_attention.reference(*case.inputs.values(), **case.attributes)
+    for block, (table, p, first) in enumerate(zip(tables.tolist(), anchor.tolist(), start.tolist(), strict=True)):
+        for row in range(5):
+            oldest = p + row - window + 1 if relative else p - window
+            positions = range(max(oldest, first, 0), p)
+            places = [(table[(at - first) // 4], (at - first) % 4) for at in positions]
+            own = [r for r in range(5) if (r <= row or not causal) and (abs(r - row) < window or not relative)]
+            seen_LJD = [
+                torch.stack([cache[page, :, slot] for page, slot in places] + [mine[block, r] for r in own])
+                for cache, mine in ((k_cache, k), (v_cache, v))
+            ]
+            for head in range(4):
+                k_LD, v_LD = (seen[:, head // 2] for seen in seen_LJD)
+                p_L = torch.softmax(k_LD @ q[block, row, head] * case.attributes["scale"], 0)
+                torch.testing.assert_close(found[block, row, head], p_L @ v_LD, rtol=1e-4, atol=1e-5)
 
 
 def test_grouped_conv_reference_against_the_formula():

@@ -180,4 +180,4 @@ def test_a_drawing_recurrent_walk_compiles(converted):
     net = model_of(replace(config, scaling=Scaling(2.0, 0.5, 30.0)), sampled=True).author(
         LIMITS, Form(compute="bfloat16"), trt
     )
-    assert build_plan(net, LIMITS.profiles(0)[CONTEXT], "SM120").plan
+    assert build_plan(net, LIMITS.profiles(0, config.sliding_window)[CONTEXT], "SM120").plan

@@ -16,7 +16,7 @@ from glmspec.build.network.form import Form
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Block, pack_blocks
 from glmspec.runtime.pages import Span
-from support.models import DATA, convert_and_load, write_checkpoint
+from support.models import DATA, convert_and_load, features_as_taps, write_checkpoint
 
 FILE = DATA / "drafters" / "family.safetensors"
 TENSORS = load_file(FILE)
@@ -25,7 +25,8 @@ with safe_open(FILE, "pt") as _file:
 LIMITS = EngineLimits(
     max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, page_size=8, segment_rows=9, block_rows=9
 )
-PAGES, CONTEXT = [3, 1, 5], 24
+# Of three sequences: where whole contexts lie, and the windows of sliding layers.
+PAGES, RINGS = [[3, 1, 5], [2, 7, 4], [6, 8, 9]], [[1, 2], [4, 3], [5, 6]]
 
 
 class Converted:
@@ -53,13 +54,15 @@ def load(config: DrafterConfig, tensors: dict[str, torch.Tensor], **options: Any
 
 
 def draft(model: Model, name: str, blocks: list[int] | None = None, **more: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A golden's blocks (all of them, or these) at once: they share a context, of which each sees what lies before it.
+    """A golden's blocks (all of them, or these, some perhaps often), each after its own piece of the golden's context.
     more: further inputs."""
     config, anchors, positions = model.config, golden(name, "anchors").tolist(), golden(name, "positions").tolist()
-    wanted = [Block(PAGES, anchors[at], positions[at]) for at in (range(len(anchors)) if blocks is None else blocks)]
-    parts = TENSORS[f"features/{len(config.taps) * config.hidden_size}"].split(config.hidden_size, 1)
-    taps = {f"tap.{tap}": part.contiguous() for tap, part in zip(config.taps, parts, strict=True)}
-    return model.run(pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT)], wanted, LIMITS) | taps | more)
+    wanted = range(len(anchors)) if blocks is None else blocks
+    kept = [Span(PAGES[at], 0, positions[at], RINGS[at]) for at in sorted(set(wanted))]
+    rows = [row for span in kept for row in range(span.count)]
+    drafted = [Block(PAGES[at], anchors[at], positions[at], RINGS[at]) for at in wanted]
+    taps = features_as_taps(config, TENSORS[f"features/{len(config.taps) * config.hidden_size}"])
+    return model.run(pack_blocks(rows, kept, drafted, LIMITS) | taps | more)
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
