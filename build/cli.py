@@ -134,7 +134,7 @@ def _sizes(command: Any) -> Any:
         click.option("--ep", type=click.IntRange(1), help="Groups of them with whole experts. Default: as converted."),
         click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
                      help="Recipe for the verifier's matrices; auto keeps what the checkpoint has."),
-        click.option("--mtp", is_flag=True, help="Also the verifier's multi-token-prediction module."),
+        click.option("--mtp", is_flag=True, help="Also the verifier's multi-token-prediction module, as a drafter."),
         click.option("--dtype", type=_DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs."),
         click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True,
                      help="auto: the compute dtype, all that TensorRT's cache update takes."),
@@ -239,7 +239,7 @@ def validate(
 @click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="JSON lines to write.")
 @click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")
 @click.option("--no-speculation", is_flag=True, help="Plain greedy decoding.")
-@click.option("--drafter", help="Name of the drafter to use. Default: the directory's first.")
+@click.option("--drafter", help="Name of the drafter to use. Default: the first block drafter, else mtp.")
 def generate(
     engines: Path, source: Path, output: Path, max_tokens: int, no_speculation: bool, drafter: str | None
 ) -> None:
@@ -255,7 +255,7 @@ def generate(
 @main.command()
 @click.argument("engines", type=_FOLDER)
 @click.option("-o", "--output", required=True, type=_OUT, help="Triton model repository to write.")
-@click.option("--drafter", help="Name of the drafter to serve with. Default: the directory's first.")
+@click.option("--drafter", help="Name of the drafter to serve with. Default: the first block drafter, else mtp.")
 @click.option("--no-speculation", is_flag=True, help="Serve without a drafter.")
 def repo(engines: Path, output: Path, drafter: str | None, no_speculation: bool) -> None:
     """Write a Triton model repository that serves ENGINES."""

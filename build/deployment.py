@@ -33,6 +33,7 @@ from glmspec.convert.names import Options as Conversions
 from glmspec.convert.recipe import RECIPES
 
 VERIFIER, MTP = "verifier", "mtp"
+MTP_DRAFTS = 3  # of an MTP module in a step; later ones seldom stand
 Config = VerifierConfig | DrafterConfig
 
 
@@ -119,6 +120,13 @@ class Member:
         return Mtp(self.config) if self.name == MTP else model_of(self.config, self.taps, hidden=self.hidden)
 
     @property
+    def num_drafts(self) -> int:
+        """Drafts that it proposes at once, 0 where it is no drafter."""
+        if isinstance(self.config, DrafterConfig):
+            return self.config.num_drafts
+        return MTP_DRAFTS if self.name == MTP else 0
+
+    @property
     def end_ids(self) -> tuple[int, ...]:
         """A verifier's end tokens."""
         return self.origin.end_tokens
@@ -194,8 +202,9 @@ def open_deployment(
     taps = _check_family(first, others)
     compute = options.compute or target.compute
     _check_cache_dtype(options.kv_cache_dtype)
-    limits = engine_limits(first.config, [one.config for one in others], target, options)
     modules = [_mtp(first)] if options.mtp else []
+    most_drafts = max((one.num_drafts for one in (*modules, *others)), default=0)
+    limits = engine_limits(first.config, most_drafts, target, options)
     verifier_member = replace(first, taps=taps, hidden=options.mtp)
     judges = [Member(name, first.folder, first.origin) for name in NETWORKS]
     return Deployment(target, (verifier_member, *modules, *others, *judges), limits, compute)
@@ -295,16 +304,14 @@ def _check_cache_dtype(wanted: str) -> None:
         )
 
 
-def engine_limits(
-    verifier: VerifierConfig, drafters: Sequence[DrafterConfig], target: Target, options: Options
-) -> EngineLimits:
-    """The limits every model of the deployment shares."""
+def engine_limits(verifier: VerifierConfig, most_drafts: int, target: Target, options: Options) -> EngineLimits:
+    """The limits every model of the deployment shares. most_drafts: that any of the drafters proposes at once."""
     if (options.max_model_len or 0) > verifier.max_position_embeddings:
         raise ConfigError(
             f"--max-model-len: found {options.max_model_len}, expected at most {verifier.max_position_embeddings}, "
             "the verifier's max_position_embeddings."
         )
-    block_rows = 1 + max((drafter.num_drafts for drafter in drafters), default=0)
+    block_rows = 1 + most_drafts
     max_num_seqs = options.max_num_seqs or target.max_num_seqs
     tokens = options.max_num_batched_tokens or max(target.max_num_batched_tokens, max_num_seqs * block_rows)
     cached = options.max_cached_tokens

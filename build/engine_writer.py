@@ -115,6 +115,7 @@ def _write_member(
                 "compute": deployment.compute,
                 "taps": list(member.taps),
                 "hidden": member.hidden,
+                "num_drafts": member.num_drafts,
                 "q": asdict(member.q) if member.q else None,
                 "index_topk": k,
                 "limits": asdict(limits),

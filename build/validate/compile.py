@@ -103,7 +103,7 @@ def bucket(deployment: Deployment, member: Member) -> dict[str, int]:
     rows = blocks * limits.block_rows
     pages = limits.pages_per_sequence + 1  # not the pool's, which depends on what else is deployed
     chosen = {"N": rows, "R": rows, "G": blocks, "S": limits.block_rows, "C": rows, "B": blocks, "E": rows, "Z": rows}
-    chosen |= {"X": pages, "X+1": pages + 1}
+    chosen |= {"H": rows, "X": pages, "X+1": pages + 1}
     return {symbol: chosen.get(symbol, most) for symbol, (_, _, most) in ranges.items()}
 
 

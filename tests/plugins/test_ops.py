@@ -19,6 +19,7 @@ from glmspec.plugins import (
     grouped_conv,
     index_topk,
     lowest_topk,
+    margin,
     markov_walk,
     moe,
     rms_norm,
@@ -101,6 +102,9 @@ def cases() -> dict[str, Case]:
         "argmax": Case(argmax, {"x": rand(6, 33)}),
         "argmax of ties": Case(argmax, {"x": rand(20, 9).round()}),
         "argmax of equal rows": Case(argmax, {"x": torch.zeros(3, 7)}),
+        "margin": Case(margin, {"x": rand(6, 33)}),
+        "margin of ties": Case(margin, {"x": rand(20, 9).round()}),
+        "margin of two": Case(margin, {"x": torch.tensor([[1.0, 3.5], [2.0, 2.0], [-5.0, -9.0]])}),
         "sparse_mla": Case(
             sparse_mla,
             {

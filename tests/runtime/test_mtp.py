@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,16 @@ def mtp(request, converted) -> Model:
 def run(model: Model, name: str, start: int, following: list[int], hidden_ND: torch.Tensor) -> Outputs:
     """One step of one sequence. following: the token after each row."""
     rows = Rows(Span(PAGES[name], start, len(following)), following, len(following))
-    return model.run(pack_rows([rows], TEXT, LEAST_PAGES) | {"hidden": hidden_ND})
+    return model.run(pack_rows([rows], TEXT, LEAST_PAGES) | going_on(hidden_ND))
+
+
+def going_on(hidden_ND: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The hidden states of a step's rows as rows of a larger tensor, in another order."""
+    order = torch.randperm(len(hidden_ND) + 3, generator=torch.Generator().manual_seed(0))
+    source_HD = torch.full((len(order), hidden_ND.shape[1]), 1e3, dtype=hidden_ND.dtype)
+    rows_N = order[: len(hidden_ND)]
+    source_HD[rows_N] = hidden_ND
+    return {"hidden": source_HD, "hidden_rows": rows_N.int()}
 
 
 @torch.no_grad()
@@ -98,12 +108,18 @@ class OracleChain:
         embedded = self.oracle.embed_tokens(torch.tensor([following]))
         hidden = self.oracle.mtp.predict(embedded, hidden_ND[None], step)[0]
         logits = self.oracle.lm_head(hidden)
-        return {"draft_hidden": hidden, "logits": logits, "draft_ids": logits.argmax(-1).int()}
+        best = logits.topk(2).values
+        return {
+            "draft_hidden": hidden,
+            "logits": logits,
+            "draft_ids": logits.argmax(-1).int(),
+            "margin": best[:, 0] - best[:, 1],
+        }
 
 
 def assert_same(found: Outputs, expected: Outputs) -> None:
-    for name in ("draft_hidden", "logits"):
-        worst = (found[name] - expected[name]).abs().max() / expected[name].abs().max()
+    for name, scale in (("draft_hidden", "draft_hidden"), ("logits", "logits"), ("margin", "logits")):
+        worst = (found[name] - expected[name]).abs().max() / expected[scale].abs().max()
         assert worst <= TOLERANCE, f"{name}: largest relative error {worst:.2e}"
     assert torch.equal(found["draft_ids"], expected["draft_ids"])
 
@@ -141,10 +157,14 @@ def test_the_contract(converted):
     verifier = load(converted, Verifier).contract
     steps = {spec.name: spec for spec in verifier.inputs if spec.role in ("step", "table")}
     assert {name: inputs[name] for name in steps} == steps
-    assert inputs["hidden"] == {spec.name: spec for spec in verifier.outputs}["hidden"]
+    given = {spec.name: spec for spec in verifier.outputs}["hidden"]
+    assert inputs["hidden"] == replace(given, dims=("H", given.dims[1]))
+    assert (inputs["hidden_rows"].dtype, inputs["hidden_rows"].dims) == ("int32", ("N",))
     caches = {"cache.layers.7.latent", "cache.layers.7.index"}
-    assert inputs.keys() - steps.keys() - caches - {"hidden"} == {spec.name for spec in contract.of_role(WEIGHT)}
-    assert outputs.keys() == {"logits", "draft_ids", "draft_hidden", *(f"{name}.updated" for name in caches)}
+    assert inputs.keys() - steps.keys() - caches - {"hidden", "hidden_rows"} == {
+        spec.name for spec in contract.of_role(WEIGHT)
+    }
+    assert outputs.keys() == {"logits", "draft_ids", "margin", "draft_hidden", *(f"{name}.updated" for name in caches)}
     shared = {spec.name for spec in contract.of_role(WEIGHT)} & {spec.name for spec in verifier.of_role(WEIGHT)}
     assert shared == {"model.embed_tokens.weight", "lm_head.weight"}
 
@@ -194,7 +214,7 @@ def test_two_sequences_in_one_step(oracle, prompts, mtp):
             Rows(Span(PAGES["b"], at_b, count_b), b[1:][at_b : at_b + count_b], count_b),
         ]
         hidden = torch.cat([states["a"][at_a : at_a + count_a], states["b"][at_b : at_b + count_b]])
-        found = mtp.run(pack_rows(rows, TEXT, LEAST_PAGES) | {"hidden": hidden})
+        found = mtp.run(pack_rows(rows, TEXT, LEAST_PAGES) | going_on(hidden))
         both = {
             name: torch.cat([expected["a"][name][at_a : at_a + count_a], expected["b"][name][at_b : at_b + count_b]])
             for name in found
@@ -207,9 +227,9 @@ def test_logits_only_for_the_rows_asked_for_and_hidden_states_for_all(oracle, pr
     ids = prompts["a"][:31]
     hidden = hiddens(oracle, ids[:-1])
     rows = Rows(Span(PAGES["a"], 0, 30), ids[1:], logits=2)
-    found = mtp.run(pack_rows([rows], TEXT, LEAST_PAGES) | {"hidden": hidden})
+    found = mtp.run(pack_rows([rows], TEXT, LEAST_PAGES) | going_on(hidden))
     expected = OracleChain(oracle).run(0, ids[1:], hidden)
-    assert_same(found, expected | {name: expected[name][-2:] for name in ("logits", "draft_ids")})
+    assert_same(found, expected | {name: expected[name][-2:] for name in ("logits", "draft_ids", "margin")})
 
 
 def test_it_drafts_what_the_verifier_says(prompts, converted):
