@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from support.models import ASSETS, LIMITS
+from support.mtp import OracleChain, Outputs, hiddens, load_oracle
 
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.models.mtp import Mtp
@@ -25,22 +25,17 @@ from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
 from glmspec.runtime.text import Tokenizer
 
-VERIFIER, SCRIPTS = ASSETS / "tiny-verifier", Path(__file__).parents[2] / "scripts"
+VERIFIER = ASSETS / "tiny-verifier"
 TEXT = EngineLimits(**{**LIMITS.__dict__, "max_num_batched_tokens": 256})
 LEAST_PAGES = 6  # index_topk 48, page size 8
 PAGES = {"a": [5, 2, 9, 14, 3, 11, 20, 7, 25, 30, 33, 31, 36, 29], "b": [1, 8, 4, 16, 10, 6, 13, 12, 15, 17]}
 TOLERANCE = 1e-4  # relative to the largest
 LENGTH = 100  # of a prompt: index_topk is 48
-Outputs = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
 def oracle():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        from tiny.export import load_verifier
-
-        return load_verifier(VERIFIER)
+    return load_oracle()
 
 
 @pytest.fixture(scope="module")
@@ -85,36 +80,6 @@ def going_on(hidden_ND: torch.Tensor) -> dict[str, torch.Tensor]:
     rows_N = order[: len(hidden_ND)]
     source_HD[rows_N] = hidden_ND
     return {"hidden": source_HD, "hidden_rows": rows_N.int()}
-
-
-@torch.no_grad()
-def hiddens(oracle, ids: list[int]) -> torch.Tensor:
-    """The verifier's hidden states after its final norm, [N, D]."""
-    positions = torch.arange(len(ids))[None]
-    return oracle.norm(oracle.hiddens(torch.tensor([ids]), oracle.step(positions))[-1])[0]
-
-
-class OracleChain:
-    """The trained module with its cache."""
-
-    def __init__(self, oracle) -> None:
-        cache = sys.modules[type(oracle).__module__].Cache  # as the oracle imported it
-        self.oracle, self.cache = oracle, cache.empty(oracle.config, 1, 256)
-
-    @torch.no_grad()
-    def run(self, start: int, following: list[int], hidden_ND: torch.Tensor) -> Outputs:
-        positions = start + torch.arange(len(following))[None]
-        step = self.oracle.step(positions, cache=self.cache)
-        embedded = self.oracle.embed_tokens(torch.tensor([following]))
-        hidden = self.oracle.mtp.predict(embedded, hidden_ND[None], step)[0]
-        logits = self.oracle.lm_head(hidden)
-        best = logits.topk(2).values
-        return {
-            "draft_hidden": hidden,
-            "logits": logits,
-            "draft_ids": logits.argmax(-1).int(),
-            "margin": best[:, 0] - best[:, 1],
-        }
 
 
 def assert_same(found: Outputs, expected: Outputs) -> None:
