@@ -232,38 +232,89 @@ def validate(
     sys.exit(code)
 
 
+def _drafting(command: Any) -> Any:
+    """The options that say how drafts are made and verified: of `generate` and `repo` alike."""
+    options = (
+        click.option("--drafter", help="Name of the drafter to use. Default: the first block drafter, else mtp."),
+        click.option("--no-speculation", is_flag=True, help="Without a drafter."),
+        click.option("--verification", type=click.Choice(["standard", "block"]), default="standard", show_default=True,
+                     help="How drafts that were drawn (not the drafter's best) are verified."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _sampling(command: Any) -> Any:
+    """How tokens are drawn, for every prompt that does not say."""
+    real, count = click.FLOAT, click.IntRange(0)
+    options = (
+        click.option("--temperature", type=real, help="0, the default, is greedy."),
+        click.option("--top-k", type=click.INT, help="Draw among so many best tokens."),
+        click.option("--top-p", type=real, help="Draw among the best tokens that together have this chance."),
+        click.option("--min-p", type=real, help="Draw among tokens with at least this share of the best one's chance."),
+        click.option("--seed", type=count, help="The same seed, the same answer."),
+        click.option("--repetition-penalty", type=real), click.option("--frequency-penalty", type=real),
+        click.option("--presence-penalty", type=real), click.option("--min-tokens", type=count),
+        click.option("--logprobs", type=count, help="Log-probabilities of each token and of so many best ones."),
+        click.option("--stop", multiple=True, help="Text that ends an answer; may be given several times."),
+        click.option("--ignore-eos", is_flag=True, default=None, help="Go on past end tokens."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @main.command()
 @click.argument("engines", type=_FOLDER)
-@click.option("--input", "source", required=True, type=_FILE,
-              help="JSON lines, each with prompt (text) or prompt_token_ids.")  # fmt: skip
-@click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="JSON lines to write.")
+@click.option("--input", "source", type=_FILE, help="JSON lines, each with prompt (text) or prompt_token_ids.")
+@click.option("--prompt", "prompts", multiple=True, help="A text, instead; may be given several times.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON lines to write.")
+@click.option("--stats", "statistics", type=click.Path(dir_okay=False, path_type=Path),
+              help="JSON file to write: acceptance over all answers.")  # fmt: skip
 @click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")
-@click.option("--no-speculation", is_flag=True, help="Plain greedy decoding.")
-@click.option("--drafter", help="Name of the drafter to use. Default: the first block drafter, else mtp.")
+@_sampling
+@_drafting
 def generate(
-    engines: Path, source: Path, output: Path, max_tokens: int, no_speculation: bool, drafter: str | None
+    engines: Path,
+    source: Path | None,
+    prompts: tuple[str, ...],
+    output: Path | None,
+    statistics: Path | None,
+    drafter: str | None,
+    no_speculation: bool,
+    verification: str,
+    **settings: Any,
 ) -> None:
-    """Answer the prompts of a file with the engines in ENGINES."""
+    """Answer prompts with the engines in ENGINES: of a file, or given, or typed on the terminal.
+
+    On a terminal accepted and rejected drafts are shown in colour; elsewhere answers are JSON lines."""
     if no_speculation and drafter:
         raise click.UsageError("--no-speculation and --drafter exclude each other")
+    if source and prompts:
+        raise click.UsageError("--input and --prompt exclude each other")
+    if not source and not prompts and not sys.stdin.isatty():
+        raise click.UsageError("give --input or --prompt; only on a terminal prompts can be typed")
     from glmspec.build.progress import RichProgress
-    from glmspec.runtime.generate import generate_file
+    from glmspec.runtime.engine import Engine
+    from glmspec.runtime.generate import Wanted
+    from glmspec.runtime.generate import generate as answer
 
-    generate_file(engines, source, output, max_tokens, not no_speculation, drafter, RichProgress())
+    wanted = Wanted(source=source, prompts=prompts, output=output, statistics=statistics, settings=settings)
+    answer(lambda: Engine(engines, drafter, not no_speculation, verification=verification), wanted, RichProgress())
 
 
 @main.command()
 @click.argument("engines", type=_FOLDER)
 @click.option("-o", "--output", required=True, type=_OUT, help="Triton model repository to write.")
-@click.option("--drafter", help="Name of the drafter to serve with. Default: the first block drafter, else mtp.")
-@click.option("--no-speculation", is_flag=True, help="Serve without a drafter.")
-def repo(engines: Path, output: Path, drafter: str | None, no_speculation: bool) -> None:
+@_drafting
+def repo(engines: Path, output: Path, drafter: str | None, no_speculation: bool, verification: str) -> None:
     """Write a Triton model repository that serves ENGINES."""
     if no_speculation and drafter:
         raise click.UsageError("--no-speculation and --drafter exclude each other")
     from glmspec.triton_repo.repository import write_repository
 
-    write_repository(engines, output, drafter, not no_speculation)
+    write_repository(engines, output, drafter, not no_speculation, verification)
     click.echo(str(output))
 
 

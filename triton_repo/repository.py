@@ -20,7 +20,9 @@ from glmspec.triton_repo.model import TritonPythonModel  # noqa: F401
 '''
 
 
-def write_repository(engines: Path, out: Path, drafter: str | None, speculate: bool) -> None:
+def write_repository(
+    engines: Path, out: Path, drafter: str | None, speculate: bool, verification: str = "standard"
+) -> None:
     """Write the repository. The engines stay where they are: the model finds them relative to its own folder."""
     directory = EngineDirectory.open(engines)
     if drafter is not None:
@@ -30,7 +32,12 @@ def write_repository(engines: Path, out: Path, drafter: str | None, speculate: b
         version.mkdir(parents=True)
         # From the final place of the version folder, not the temporary one.
         relative = os.path.relpath(engines.resolve(), (out / MODEL_NAME / "1").resolve())
-        parameters = {"engines": relative, "drafter": drafter or "", "speculate": "true" if speculate else "false"}
+        parameters = {
+            "engines": relative,
+            "drafter": drafter or "",
+            "speculate": "true" if speculate else "false",
+            "verification": verification,
+        }
         write_bytes(folder / MODEL_NAME / "config.pbtxt", model_config(parameters).encode())
         write_bytes(version / "model.py", _MODEL_FILE.encode())
         engines_record = {"folder": relative, "sha256": sha256(engines / "config.json")}

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from glmspec.build.configs.limits import EngineLimits
+from glmspec.runtime.accept import Verdict
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.request import LENGTH, Delta, Request
 from glmspec.runtime.scheduler import Scheduler, Turn
@@ -17,7 +18,7 @@ DRAFTS = 4
 FAR = 10_000  # a drafter trained for longer sequences than any here
 
 
-def scheduler(seqs: int = 4, batched: int = 40, num_drafts: int = DRAFTS, reach: int = FAR) -> Scheduler:
+def scheduler(seqs: int = 4, batched: int = 40, num_drafts: int = DRAFTS) -> Scheduler:
     limits = EngineLimits(
         max_model_len=200,
         max_num_seqs=seqs,
@@ -26,12 +27,12 @@ def scheduler(seqs: int = 4, batched: int = 40, num_drafts: int = DRAFTS, reach:
         segment_rows=16,
         block_rows=1 + DRAFTS,
     )
-    return Scheduler(limits, num_drafts, reach)
+    return Scheduler(limits, num_drafts)
 
 
-def add(one: Scheduler, prompt: int, answer: int, speculate: bool = True) -> Sequence:
+def add(one: Scheduler, prompt: int, answer: int, speculate: bool = True, reach: int = FAR) -> Sequence:
     request = Request(prompt_ids=(7,) * prompt, max_tokens=answer, speculate=speculate)
-    sequence = Sequence(request, Ending(request, (), None, answer), prompt + answer, SpecStats(DRAFTS))
+    sequence = Sequence(request, Ending(request, (), None, answer), prompt + answer, SpecStats(DRAFTS), reach=reach)
     one.add(sequence)
     return sequence
 
@@ -43,7 +44,8 @@ def step(one: Scheduler, accept: random.Random | None = None) -> list[tuple[Turn
     done = []
     for turn in turns:
         drafts = [7 if accept is None or accept.random() < 0.6 else 8 for _ in range(turn.drafts)]
-        verdict = [7] * (turn.drafts + 1) if turn.completes else []
+        accepted = (*drafts, 8).index(8)
+        verdict = Verdict(accepted, [7] * (accepted + 1)) if turn.completes else None
         done.append((turn, turn.sequence.advance(turn.tokens, drafts, verdict)))
     one.retire()
     return done
@@ -207,10 +209,12 @@ def test_a_step_without_drafts_still_yields_a_token():
 
 
 def test_the_drafter_stays_silent_beyond_its_reach():
-    one = scheduler(reach=20)
-    sequence, drafts = add(one, prompt=10, answer=30), []
+    one = scheduler()
+    sequence, drafts = add(one, prompt=10, answer=30, reach=20), []
+    assert not sequence.beyond_reach
     while not sequence.finished:
         drafts += [(len(turn.sequence.tokens), turn.drafts) for turn in one.plan()]
         step(one)
     assert [many for length, many in drafts if length + DRAFTS > 20] == [0] * sum(n + DRAFTS > 20 for n, _ in drafts)
     assert any(many == DRAFTS for _, many in drafts)
+    assert sequence.beyond_reach

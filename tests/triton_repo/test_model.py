@@ -76,7 +76,7 @@ def model(tiny_engines, tmp_path_factory):
     )
     repo = tmp_path_factory.mktemp("model") / "repo"
     write_repository(tiny_engines, repo, None, True)
-    parameters = {"engines": str(tiny_engines), "drafter": "", "speculate": "true"}
+    parameters = {"engines": str(tiny_engines), "drafter": "", "speculate": "true", "verification": "standard"}
     config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "triton_python_backend_utils", stand_in)
