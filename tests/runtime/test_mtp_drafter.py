@@ -16,6 +16,7 @@ from support.mtp import OracleChain, hiddens, load_oracle
 
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
+from glmspec.build.errors import EngineError
 from glmspec.build.models.acceptance import DraftLaw, Rejection
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.network.form import Form
@@ -46,12 +47,27 @@ def texts() -> list[list[int]]:
     return [Tokenizer(VERIFIER).encode(text) for text in lines]
 
 
+class Notes(Progress):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, notes):
     """The trained verifier with its module and no other drafter. Steps so small that prompts come in chunks."""
     out = tmp_path_factory.mktemp("mtp") / "engines"
     options = Options(mtp=True, max_model_len=256, max_num_seqs=5, max_num_batched_tokens=64)
-    build_engines(VERIFIER, (), TARGETS["cpu"], options, out, Progress(), check=False)
+    build_engines(VERIFIER, (), TARGETS["cpu"], options, out, notes, check=False)
     return out
 
 
@@ -77,11 +93,17 @@ def tokens_of(engine: Engine, requests: list[Request]) -> list[list[int]]:
 # -- lossless -----------------------------------------------------------------------------------------
 
 
-def test_it_is_the_directory_s_drafter(folder):
+def test_it_is_the_directory_s_drafter(folder, notes):
     engine = Engine(folder)
-    assert engine.drafter_name == Engine(folder, "mtp").drafter_name == "mtp"
+    directory = engine.directory
+    assert engine.drafter_name == directory.choose_drafter("mtp") == "mtp"
     assert engine.drafter.num_drafts == 3 and engine.limits.block_rows == 4
-    assert json.loads((folder / "mtp" / "config.json").read_text())["build_config"]["num_drafts"] == 3
+    assert directory.model("mtp")["build_config"]["num_drafts"] == 3
+    assert any("index_share_for_mtp_iteration" in note for note in notes.said)  # read, and not done
+    directory.record["drafters"] = [{"name": "dspark", "kind": "dspark", "source": "ck"}]  # as if there were one
+    assert [directory.choose_drafter(name) for name in (None, "mtp", "ck")] == ["dspark", "mtp", "dspark"]
+    with pytest.raises(EngineError, match=r"It has: dspark, mtp\.$"):
+        directory.choose_drafter("eagle")
 
 
 def test_alone_and_in_company_the_answers_are_plain_greedy(folder, requests, plain):
