@@ -40,7 +40,8 @@ from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
 
 PLUGINS = "plugins"
-_MEMBER = {"name", "source", "weights", "taps", "hidden", "drafter_window", "num_speculative_tokens", "q", "contract"}
+_CHOICES = {"taps", "hidden", "drafter_window", "num_speculative_tokens", "sampled", "q"}
+_MEMBER = {"name", "source", "weights", "contract"} | _CHOICES
 
 
 def prepare(
@@ -195,6 +196,7 @@ def _member(record: dict[str, Any], home: Path, checkpoint: Checkpoint) -> Membe
         record["hidden"],
         record["drafter_window"],
         record["num_speculative_tokens"],
+        record["sampled"],
         source=record["source"],
         q=DraftLaw(**record["q"]) if record["q"] else None,
     )

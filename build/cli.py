@@ -135,11 +135,13 @@ def _sizes(command: Any) -> Any:
         click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
                      help="Recipe for the verifier's matrices; auto keeps what the checkpoint has."),
         click.option("--num-speculative-tokens", type=click.IntRange(1),
-                     help="Drafts of a block. Default: the most each drafter's checkpoint allows."),
+                     help="Drafts of a block. Default: what each drafter's checkpoint allows; 3 of the MTP module."),
         click.option("--drafter-window", type=click.Choice(["anchored", "relative"]),
                      help="What sliding layers of drafters see: the same for all rows of a block, or relative to each. "
                           "Default: as the checkpoint's format is trained."),
-        click.option("--mtp", is_flag=True, help="Also the verifier's multi-token-prediction module."),
+        click.option("--draft-sampling", type=click.Choice(["greedy", "probabilistic"]), default="greedy",
+                     show_default=True, help="Drafts are the drafter's best, or drawn at the request's temperature."),
+        click.option("--mtp", is_flag=True, help="Also the verifier's multi-token-prediction module, as a drafter."),
         click.option("--dtype", type=_DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs."),
         click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True,
                      help="auto: the compute dtype, all that TensorRT's cache update takes."),
@@ -240,7 +242,7 @@ def validate(
 def _drafting(command: Any) -> Any:
     """The options that say how drafts are made and verified: of `generate` and `repo` alike."""
     options = (
-        click.option("--drafter", help="Name of the drafter to use. Default: the directory's first."),
+        click.option("--drafter", help="Name of the drafter to use. Default: the first block drafter, else mtp."),
         click.option("--no-speculation", is_flag=True, help="Without a drafter."),
         click.option("--verification", type=click.Choice(["standard", "block"]), default="standard", show_default=True,
                      help="How drafts that were drawn (not the drafter's best) are verified."),

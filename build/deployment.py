@@ -17,7 +17,7 @@ from glmspec.build.configs.target import Target
 from glmspec.build.configs.tensorrt import KV_CACHE_DTYPES
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import ConfigError
-from glmspec.build.models.acceptance import NETWORKS, Acceptance, DraftLaw, acceptance_of
+from glmspec.build.models.acceptance import NETWORKS, Acceptance, DraftLaw, acceptance_of, rejecting
 from glmspec.build.models.dflash import SHARED_WEIGHTS, DFlash
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
@@ -33,6 +33,8 @@ from glmspec.convert.names import Options as Conversions
 from glmspec.convert.recipe import RECIPES
 
 VERIFIER, MTP = "verifier", "mtp"
+GREEDY, PROBABILISTIC = "greedy", "probabilistic"  # how drafts are chosen
+MTP_DRAFTS = 3  # of an MTP module in a step; later ones seldom stand
 Config = VerifierConfig | DrafterConfig
 
 
@@ -52,6 +54,7 @@ class Options:
     mtp: bool = False  # the verifier's MTP module too
     drafter_window: str | None = None  # None: as each drafter's format is trained
     num_speculative_tokens: int | None = None  # drafts of a block; None: as many as each drafter's checkpoint allows
+    draft_sampling: str = GREEDY  # or "probabilistic": drafts are drawn
 
 
 class Origin(Protocol):
@@ -92,8 +95,8 @@ class Implied:
 @dataclass(frozen=True)
 class Member:
     """One model of a deployment. taps, hidden: a verifier's outputs for the drafters, for its MTP module. window,
-    drafts: what was chosen for a drafter. source: what the folder was called, where it is no longer the one given. q:
-    of a network that rejects drafts, how they are drawn."""
+    drafts: what was chosen for a drafter; sampled: whether its drafts are drawn. source: what the folder was called,
+    where it is no longer the one given. q: of a network that rejects drafts, their law."""
 
     name: str
     folder: Path
@@ -102,6 +105,7 @@ class Member:
     hidden: bool = False
     window: str | None = None
     drafts: int | None = None
+    sampled: bool = False
     source: str = ""
     q: DraftLaw | None = None
 
@@ -124,6 +128,7 @@ class Member:
             "hidden": self.hidden,
             "drafter_window": self.window,
             "num_speculative_tokens": self.drafts,
+            "sampled": self.sampled,
             "q": asdict(self.q) if self.q else None,
         }
 
@@ -132,7 +137,27 @@ class Member:
         """Its network, before a form is chosen."""
         if self.accepts:
             return acceptance_of(self.config, self.name, self.q)
-        return Mtp(self.config) if self.name == MTP else model_of(self.config, self.taps, hidden=self.hidden)
+        if self.name == MTP:
+            return Mtp(self.config, sampled=self.sampled)
+        return model_of(self.config, self.taps, hidden=self.hidden, sampled=self.sampled)
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that it proposes at once, 0 where it is no drafter."""
+        if isinstance(self.config, DrafterConfig):
+            return self.config.num_drafts
+        return self.drafts or MTP_DRAFTS if self.name == MTP else 0
+
+    @property
+    def law(self) -> DraftLaw | None:
+        """How it gives the law that its drafts are drawn from, if they are."""
+        if not self.sampled:
+            return None
+        if isinstance(self.config, VerifierConfig):
+            return DraftLaw(self.config.vocab_size, candidates=False)
+        if self.config.selector:
+            return DraftLaw(self.config.selector.top_k, candidates=True)
+        return DraftLaw(self.config.draft_vocab_size, candidates=self.config.reduced_vocabulary)
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -216,10 +241,13 @@ def open_deployment(
     taps = _check_family(first, others)
     compute = options.compute or target.compute
     _check_cache_dtype(options.kv_cache_dtype)
-    limits = engine_limits(first.config, [one.config for one in others], target, options)
-    modules = [_mtp(first)] if options.mtp else []
+    modules = [_mtp(first, options)] if options.mtp else []
+    most_drafts = max((one.num_drafts for one in (*modules, *others)), default=0)
+    limits = engine_limits(first.config, most_drafts, target, options)
     verifier_member = replace(first, taps=taps, hidden=options.mtp)
+    laws = dict.fromkeys(one.law for one in (*modules, *others) if one.law)
     judges = [Member(name, first.folder, first.origin) for name in NETWORKS]
+    judges += [Member(rejecting(law), first.folder, first.origin, q=law) for law in laws]
     return Deployment(target, (verifier_member, *modules, *others, *judges), limits, compute)
 
 
@@ -227,19 +255,21 @@ def _check_options(drafters: Sequence[Path], options: Options) -> None:
     for name, value, used in (
         ("--drafter-window", options.drafter_window, drafters),
         ("--num-speculative-tokens", options.num_speculative_tokens, drafters or options.mtp),
+        ("--draft-sampling", options.draft_sampling, drafters or options.mtp),
     ):
-        if value is not None and not used:
+        if value not in (None, GREEDY) and not used:
             raise ConfigError(f"{name}: found {value} and no drafter, expected one. Add --drafter, or leave it out.")
 
 
-def _mtp(verifier: Member) -> Member:
+def _mtp(verifier: Member, options: Options) -> Member:
     """The verifier's MTP module as a model of its own, whose weights lie in the verifier's checkpoint."""
     if not verifier.origin.mtp:
         raise ConfigError(
             f"{verifier.folder}: --mtp: found no multi-token-prediction module in this checkpoint, expected one "
             "(model.layers.N.eh_proj.weight beyond the last layer). Leave --mtp out, or get a checkpoint that has it."
         )
-    return Member(MTP, verifier.folder, verifier.origin)
+    sampled = options.draft_sampling == PROBABILISTIC
+    return Member(MTP, verifier.folder, verifier.origin, drafts=options.num_speculative_tokens, sampled=sampled)
 
 
 def _open_verifier(folder: Path, options: Options, config_only: bool) -> Member:
@@ -296,7 +326,8 @@ def _open_drafters(folders: Sequence[Path], options: Options, config_only: bool)
             )
         same = sum(one.config.kind == origin.config.kind for one in members)
         name = origin.config.kind + (f"-{same + 1}" if same else "")
-        members.append(Member(name, folder, origin, window=window, drafts=drafts))
+        sampled = options.draft_sampling == PROBABILISTIC
+        members.append(Member(name, folder, origin, window=window, drafts=drafts, sampled=sampled))
     return members
 
 
@@ -334,16 +365,14 @@ def _check_cache_dtype(wanted: str) -> None:
         )
 
 
-def engine_limits(
-    verifier: VerifierConfig, drafters: Sequence[DrafterConfig], target: Target, options: Options
-) -> EngineLimits:
-    """The limits every model of the deployment shares."""
+def engine_limits(verifier: VerifierConfig, most_drafts: int, target: Target, options: Options) -> EngineLimits:
+    """The limits every model of the deployment shares. most_drafts: that any of the drafters proposes at once."""
     if (options.max_model_len or 0) > verifier.max_position_embeddings:
         raise ConfigError(
             f"--max-model-len: found {options.max_model_len}, expected at most {verifier.max_position_embeddings}, "
             "the verifier's max_position_embeddings."
         )
-    block_rows = 1 + max((drafter.num_drafts for drafter in drafters), default=0)
+    block_rows = 1 + most_drafts
     max_num_seqs = options.max_num_seqs or target.max_num_seqs
     tokens = options.max_num_batched_tokens or max(target.max_num_batched_tokens, max_num_seqs * block_rows)
     cached = options.max_cached_tokens

@@ -84,8 +84,13 @@ class EngineDirectory:
 
     @property
     def drafters(self) -> list[dict[str, str]]:
-        """Name, kind and source folder of each drafter, in the order they were given."""
+        """Name, kind and source folder of each block drafter, in the order they were given."""
         return self.record["drafters"]
+
+    @property
+    def choices(self) -> list[str]:
+        """Names of all that can draft: the block drafters, then the MTP module."""
+        return [*(drafter["name"] for drafter in self.drafters), *([self.mtp] if self.mtp else [])]
 
     @property
     def acceptance(self) -> list[str]:
@@ -93,9 +98,19 @@ class EngineDirectory:
         return self.record["acceptance"]
 
     @property
+    def mtp(self) -> str | None:
+        """Name of the folder of the verifier's MTP module, None without one."""
+        return self.record["mtp"]
+
+    def judges(self, drafter: str | None) -> list[str]:
+        """The acceptance networks that a drafter needs, or that plain decoding does (None)."""
+        law = self.model(drafter)["build_config"]["law"] if drafter else None
+        return [name for name in self.acceptance if (q := self.model(name)["build_config"]["q"]) is None or q == law]
+
+    @property
     def names(self) -> list[str]:
         """Every model's folder."""
-        mtp = [self.record["mtp"]] if self.record["mtp"] else []
+        mtp = [self.mtp] if self.mtp else []
         return [self.verifier, *mtp, *(drafter["name"] for drafter in self.drafters), *self.acceptance]
 
     @property
@@ -118,17 +133,19 @@ class EngineDirectory:
         return read_json(self.folder / name / "config.json")
 
     def choose_drafter(self, name: str | None) -> str | None:
-        """The drafter called `name`, or whose source folder was called so; the first (or none) for None.
-        Raises `EngineError` for a name that is unknown or fits two."""
+        """The drafter called `name`, or whose source folder was called so; for None the first block drafter, else the
+        MTP module, else none. Raises `EngineError` for a name that is unknown or fits two."""
         if name is None:
-            return self.drafters[0]["name"] if self.drafters else None
+            return self.choices[0] if self.choices else None
+        if name == self.mtp:
+            return name
         for key in ("name", "source"):
             found = [drafter["name"] for drafter in self.drafters if drafter[key] == name]
             if len(found) == 1:
                 return found[0]
             if found:
                 raise EngineError(f"{self.folder}: drafter {name!r}: fits {' and '.join(found)}; say which.")
-        known = ", ".join(drafter["name"] for drafter in self.drafters) or "none"
+        known = ", ".join(self.choices) or "none"
         raise EngineError(
             f"{self.folder}: drafter {name!r}: no such drafter in this engine directory. It has: {known}."
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from glmspec.build.bundle import prepare
 from glmspec.build.configs.target import PROXY_PACKAGE, Target
-from glmspec.build.deployment import Deployment, Options, open_deployment
+from glmspec.build.deployment import MTP, Deployment, Options, open_deployment
 from glmspec.build.engine_writer import REPORT, compile_member, write_engines
 from glmspec.build.errors import MissingCapability
 from glmspec.build.machine import compiler_for
@@ -87,6 +87,12 @@ def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Dep
                 f"{member.name} knows {reach} positions and max_model_len is {limits.max_model_len}: "
                 "beyond its own it drafts nothing."
             )
+    shares = made.verifier.config.index_share_for_mtp_iteration
+    if shares and any(member.name == MTP for member in made.members):
+        progress.note(
+            "index_share_for_mtp_iteration: the MTP module may reuse its first run's top-k in a chain's later runs; "
+            "here every run makes its own: more work a draft, and the same answers."
+        )
     if not made.verifier.end_ids:
         progress.note("the verifier names no end token: answers end at max_tokens only.")
     return made

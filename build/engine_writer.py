@@ -114,6 +114,8 @@ def _write_member(
             "build_config": {
                 "compute": deployment.compute,
                 **member.choices,
+                "num_drafts": member.num_drafts,
+                "law": asdict(member.law) if member.law else None,
                 "index_topk": member.index_topk(limits),
                 "limits": asdict(limits),
                 "profiles": member.ranges(limits),

@@ -68,6 +68,8 @@ def _show_engines(console: Console, folder: Path, directory: EngineDirectory) ->
         limits.add_row(key, "all" if value is None else f"{value:,}")
     for table in (models, hashes, limits):
         console.print(table)
+    drafts = [f"{name} ({configs[name]['build_config']['num_drafts']} drafts a step)" for name in directory.choices]
+    console.print(f"drafters: {', '.join(drafts) or 'none'}", markup=False)
     for name, config in configs.items():
         _show_contract(console, name, config["contract"])
 

@@ -71,7 +71,7 @@ def native(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: T
         weight_RV = _kept(z_RV, cutoff_R1)
         weight_RV = _kept(z_RV, ops.maximum(cutoff_R1, _nucleus(z_RV, weight_RV, top_p_R1)))
         sampled_RV = weight_RV / ops.reduce(weight_RV, "SUM", 1)
-        outputs.append(ops.select(greedy_R1, _certain(logits_RV), sampled_RV))
+        outputs.append(ops.select(greedy_R1, certain(logits_RV), sampled_RV))
     return outputs[0]
 
 
@@ -104,8 +104,8 @@ def _nucleus(z_RV: Tensor, weight_RV: Tensor, top_p_R1: Tensor) -> Tensor:
     return ops.select(top_p_R1 < 1.0, value_R1, float("-inf"))
 
 
-def _certain(logits_RV: Tensor) -> Tensor:
-    """1 at the lowest argmax, 0 elsewhere."""
+def certain(logits_RV: Tensor) -> Tensor:
+    """The law of temperature 0, float32 [R, V]: 1 at the lowest argmax, 0 elsewhere."""
     net, size = logits_RV.net, logits_RV.shape[1]
     column_1V = net.constant(np.arange(size)[None], "int32")
     best_R1 = ops.reshape(argmax.native(logits_RV), (0, 1))

@@ -37,8 +37,8 @@ class Verdict:
 
 
 class Acceptance:
-    """Judges blocks. networks: `accept`, `sample`, `logprobs` and, where drafts are drawn, one that rejects. method:
-    how drawn drafts are verified."""
+    """Judges blocks. networks: `accept`, `sample`, `logprobs` and, where drafts are drawn, the one that rejects them.
+    method: how drawn drafts are verified."""
 
     def __init__(self, networks: Mapping[str, Model], limits: EngineLimits, method: str = STANDARD) -> None:
         self._networks, self._limits, self._method = networks, limits, method

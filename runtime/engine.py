@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import MissingCapability
 from glmspec.build.machine import this_machine
 from glmspec.build.models.acceptance import DraftLaw, acceptance_of
+from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.form import Form
 from glmspec.convert.checkpoint import Checkpoint
@@ -22,6 +24,7 @@ from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.ending import Ending, ending_tokens
 from glmspec.runtime.model import Model
 from glmspec.runtime.propose import BlockDrafter, Drafter
+from glmspec.runtime.propose_mtp import MtpDrafter
 from glmspec.runtime.request import Answer, Delta, Request
 from glmspec.runtime.scheduler import Scheduler
 from glmspec.runtime.sequence import Sequence
@@ -35,7 +38,7 @@ _SMALL_MODEL = 2048  # hidden size up to which threads cost more than they give
 class Engine:
     """Add requests, then `step` until they finish. Not thread-safe: one thread owns it.
 
-    drafter: name of the drafter to use (None takes the directory's first, if it has any). speculate: False
+    drafter: name of the drafter to use (None takes the directory's default, if it has any). speculate: False
     loads no drafter. verification: how drafts that were drawn are verified, "standard" or "block". Raises `EngineError`
     for a directory that does not fit this version or its weights.
     A small model sets torch to one thread, for the whole process: more of them make it slower.
@@ -55,15 +58,21 @@ class Engine:
         self.drafter = self._load_drafter() if self.drafter_name else None
         num_drafts = self.drafter.num_drafts if self.drafter else 0
         self.scheduler = Scheduler(self.limits, num_drafts, self.drafter.ring_pages if self.drafter else 0)
-        judges = {name: self._load_judge(name) for name in self.directory.acceptance}
+        judges = {name: self._load_judge(name) for name in self.directory.judges(self.drafter_name)}
         acceptance = Acceptance(judges, self.limits, verification)
         self.loop = SpeculativeLoop(self.verifier, self.drafter, acceptance, self.limits)
         self.stats = SpecStats(num_drafts)
 
     def _load_drafter(self) -> Drafter:
+        record = self.directory.model(self.drafter_name)
         checkpoint = self.directory.checkpoint(self.drafter_name)
+        if self.drafter_name == self.directory.mtp:  # embedding and head are the verifier's, a rank's of the rank's
+            build = record["build_config"]
+            tree = Mtp(checkpoint.config, sampled=build["sampled"])
+            model = _model(checkpoint, record, self.verifier.weights, tree)
+            return MtpDrafter(model, self.limits, build["num_drafts"])
         shared = {name: self._shared(source) for name, source in checkpoint.shared.items()}
-        return BlockDrafter(_model(checkpoint, self.directory.model(self.drafter_name), shared), self.limits)
+        return BlockDrafter(_model(checkpoint, record, [shared]), self.limits)
 
     def _load_judge(self, name: str) -> Model:
         """An acceptance network: no weights, and one rank."""
@@ -146,15 +155,22 @@ def _runnable(directory: EngineDirectory) -> EngineDirectory:
     return directory
 
 
-def _model(checkpoint: Checkpoint, config: dict[str, Any], shared: dict[str, torch.Tensor] | None = None) -> Model:
-    build, chosen = config["build_config"], checkpoint.config
-    if isinstance(chosen, DrafterConfig):
-        chosen = chosen.chosen(build.get("drafter_window"), build.get("num_speculative_tokens"))
+def _model(
+    checkpoint: Checkpoint,
+    record: dict[str, Any],
+    shared: Many[dict[str, torch.Tensor]] | None = None,
+    tree: Mtp | None = None,
+) -> Model:
+    """record: the model's own config.json. shared: weights of other models to take, by rank. tree: see `Model`."""
+    build, config, ranks = record["build_config"], checkpoint.config, range(checkpoint.mapping.tp)
+    if isinstance(config, DrafterConfig):
+        config = config.chosen(build["drafter_window"], build["num_speculative_tokens"])
+    taps, hidden, sampled = tuple(build["taps"]), build["hidden"], build["sampled"]
     return Model(
-        chosen,
+        config,
         EngineLimits(**build["limits"]),
         checkpoint.form(build["compute"]),
-        [checkpoint.tensors(rank) | (shared or {}) for rank in range(checkpoint.mapping.tp)],
-        tree=model_of(chosen, tuple(build["taps"]), hidden=build["hidden"]),
-        network_sha256=config["networks"][CONTEXT]["sha256"],
+        [checkpoint.tensors(rank) | (shared[rank] if shared else {}) for rank in ranks],
+        tree=tree or model_of(config, taps, hidden=hidden, sampled=sampled),
+        network_sha256=record["networks"][CONTEXT]["sha256"],
     )

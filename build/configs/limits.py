@@ -115,6 +115,7 @@ class EngineLimits:
         return {
             "N": (1, self.block_rows, rows),
             "R": (1, self.block_rows, seqs * self.block_rows),
+            "H": (1, self.block_rows, rows),
             "G": (1, 1, segments),
             "S": (1, min(self.block_rows, segment_rows), segment_rows),
             "M": (least_pages, max(least_pages, pages // 2), pages),

@@ -45,6 +45,7 @@ class VerifierConfig:
     rms_norm_eps: float
     max_position_embeddings: int
     num_nextn_predict_layers: int  # MTP modules in the checkpoint
+    index_share_for_mtp_iteration: bool  # made for reusing the first run's top-k in the later ones of a chain
     eos_token_ids: tuple[int, ...]
 
     @property
@@ -106,6 +107,7 @@ class VerifierConfig:
             rms_norm_eps=fields.number("rms_norm_eps"),
             max_position_embeddings=fields.integer("max_position_embeddings"),
             num_nextn_predict_layers=fields.integer("num_nextn_predict_layers", 0, least=0),
+            index_share_for_mtp_iteration=fields.boolean("index_share_for_mtp_iteration", False),
             eos_token_ids=end_token_ids(fields),
         )
         _refuse_what_the_network_lacks(fields)

@@ -99,7 +99,7 @@ class Rejection(Acceptance):
     def __init__(self, config: VerifierConfig, q: DraftLaw) -> None:
         super().__init__(config)
         self.q = q
-        self.name = f"reject-{q.columns}" if q.candidates else "reject"
+        self.name = rejecting(q)
 
     def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
         """The verifier's `logits`, how they are sampled, the drafter's `q`, and the blocks."""
@@ -145,6 +145,11 @@ class Logprobs(Acceptance):
 
 
 NETWORKS: dict[str, type[Acceptance]] = {one.name: one for one in (Greedy, Sampled, Logprobs)}  # every deployment's
+
+
+def rejecting(q: DraftLaw) -> str:
+    """Name of the network that rejects drafts of such a law."""
+    return f"reject-{q.columns}" if q.candidates else "reject"
 
 
 def acceptance_of(config: VerifierConfig, name: str, q: DraftLaw | None) -> Acceptance:

@@ -5,7 +5,10 @@
 h_i is the verifier's hidden state after its final norm, or, for the next draft of a chain, this module's own after
 `shared_head.norm`. Row i stands at position i in caches of its own. Embedding and head are the verifier's.
 
-Legend: N tokens of the step, R rows whose logits are asked for, D hidden, V vocabulary.
+Either source is bound whole, and the network takes its rows: the verifier's `hidden` for the first run of a chain, the
+`draft_hidden` of the run before for those after it.
+
+Legend: N tokens of the step, H rows of the source, R rows whose logits are asked for, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module
 from glmspec.build.trt import Backend
-from glmspec.plugins import argmax
+from glmspec.plugins import argmax, draw, margin
+from glmspec.plugins.sampling_law import certain
 
 
 class SharedHead(Module):
@@ -50,10 +54,14 @@ class MtpLayer(DecoderLayer):
 
 
 class Mtp(Module):
-    """The module as a network: owns the engine's inputs and outputs. Its weights have the checkpoint's names."""
+    """The module as a network: owns the engine's inputs and outputs. Its weights have the checkpoint's names.
 
-    def __init__(self, config: VerifierConfig) -> None:
+    sampled: drafts are drawn, from the law `q` that is one more output; else they are the best.
+    """
+
+    def __init__(self, config: VerifierConfig, *, sampled: bool = False) -> None:
         self.config = config
+        self.sampled = sampled
         self.index = config.num_hidden_layers
         self.embed_tokens = VocabularyEmbedding(config.vocab_size, config.hidden_size)
         self.layer = MtpLayer(config, self.index)
@@ -65,7 +73,9 @@ class Mtp(Module):
         """Step inputs, tables and caches; the weights come from `weight_inputs`."""
         return [
             *step_specs(self.config, limits, form),
-            hidden_spec(self.config, form.compute),
+            hidden_spec(self.config, form.compute, "H"),
+            TensorSpec("hidden_rows", "int32", ("N",)),  # the row of `hidden` that each row goes on from
+            *(TensorSpec(name, "float32", ("R",)) for name in _NOISE if self.sampled),
             *cache_specs(self.config.deeper(1), self.index, limits, form),
         ]
 
@@ -75,16 +85,38 @@ class Mtp(Module):
         net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
         for weight in self.weights():
             weight.bind(net)
-        step = step_of(net, self.config, limits)
-        self(net.inputs["token_ids"], net.inputs["hidden"], net.inputs["logit_rows"], step)
+        self.forward(net.inputs, step_of(net, self.config, limits))
         return net.finish()
 
-    def forward(self, token_ids_N: Tensor, hidden_ND: Tensor, logit_rows_R: Tensor, step: Step) -> None:
-        """Marks `logits`, `draft_ids` and `draft_hidden` as outputs."""
-        net, config = token_ids_N.net, self.config
-        hidden_ND = self.layer(self.embed_tokens(token_ids_N), hidden_ND, step)
-        logits_RV = whole_vocabulary(self.lm_head(ops.gather(hidden_ND, logit_rows_R)), config.vocab_size)
+    def forward(self, x: dict[str, Tensor], step: Step) -> None:
+        """Marks `logits`, `draft_ids`, `margin` (of the best logit over the second best), `draft_hidden` and, where
+        drafts are drawn, `q` as outputs. x: the inputs."""
+        net, config = step.net, self.config
+        hidden_ND = ops.gather(x["hidden"], x["hidden_rows"])
+        hidden_ND = self.layer(self.embed_tokens(x["token_ids"]), hidden_ND, step)
+        logits_RV = whole_vocabulary(self.lm_head(ops.gather(hidden_ND, x["logit_rows"])), config.vocab_size)
         net.output(logits_RV, TensorSpec("logits", net.compute, ("R", config.vocab_size)))
-        net.output(argmax.native(logits_RV), TensorSpec("draft_ids", "int32", ("R",)))
+        net.output(self._draft(logits_RV, x), TensorSpec("draft_ids", "int32", ("R",)))
+        net.output(margin.native(logits_RV), TensorSpec("margin", "float32", ("R",)))
         # Not `hidden`, which is an input: tensors are bound by name.
         net.output(hidden_ND, TensorSpec("draft_hidden", net.compute, ("N", config.hidden_size)))
+
+    def _draft(self, logits_RV: Tensor, x: dict[str, Tensor]) -> Tensor:
+        """int32 [R]."""
+        if not self.sampled:
+            return argmax.native(logits_RV)
+        temperature, uniform = _NOISE
+        q_RV = _law(ops.cast(logits_RV, "float32"), ops.reshape(x[temperature], (0, 1)))
+        logits_RV.net.output(q_RV, TensorSpec("q", "float32", ("R", self.config.vocab_size)))
+        return draw.native(q_RV, x[uniform])
+
+
+_NOISE = ("draft_temperature", "draft_uniform")
+
+
+def _law(logits_RV: Tensor, temperature_R1: Tensor) -> Tensor:
+    """softmax(logits / T), float32 [R, V]; of T = 0 the lowest argmax with certainty."""
+    greedy_R1 = temperature_R1.equals(0.0)
+    # Less the largest first: a small T would overflow.
+    z_RV = (logits_RV - ops.reduce(logits_RV, "MAX", 1)) / ops.select(greedy_R1, 1.0, temperature_R1)
+    return ops.select(greedy_R1, certain(logits_RV), ops.softmax(z_RV, 1))

@@ -156,9 +156,9 @@ def cache_specs(config: VerifierConfig, layer: int, limits: EngineLimits, form: 
     return specs
 
 
-def hidden_spec(config: VerifierConfig, compute: str) -> TensorSpec:
-    """The normed hidden state of every row: an output here, an input of the MTP module."""
-    return TensorSpec("hidden", compute, ("N", config.hidden_size))
+def hidden_spec(config: VerifierConfig, compute: str, rows: str = "N") -> TensorSpec:
+    """The normed hidden state of every row: an output here, an input of the MTP module, which has other rows."""
+    return TensorSpec("hidden", compute, (rows, config.hidden_size))
 
 
 def rank_specs(form: Form) -> list[TensorSpec]:

@@ -14,6 +14,7 @@ Dims = tuple["int | str", ...]
 SYMBOLS = {
     "N": "tokens of a step, packed: prefill chunks and verify blocks of any mix of sequences",
     "R": "rows whose logits are asked for",
+    "H": "rows of hidden states that the MTP module may go on from",
     "G": "segments: runs of rows of one sequence",
     "S": "most rows in one segment",
     "M": "pages in the longest page table of the step",

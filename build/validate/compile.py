@@ -102,8 +102,8 @@ def bucket(deployment: Deployment, member: Member) -> dict[str, int]:
     blocks = min(limits.max_num_seqs, max(2, 16 // limits.block_rows))
     rows = blocks * limits.block_rows
     pages = limits.pages_per_sequence + 1  # not the pool's, which depends on what else is deployed
-    chosen = dict.fromkeys(("N", "R", "C", "CR", "E", "Z"), rows) | {"G": blocks, "B": blocks, "S": limits.block_rows}
-    chosen |= {"X": pages, "X+1": pages + 1}
+    chosen = dict.fromkeys(("N", "R", "C", "CR", "E", "Z", "H"), rows) | {"G": blocks, "B": blocks}
+    chosen |= {"S": limits.block_rows, "X": pages, "X+1": pages + 1}
     return {symbol: min(chosen.get(symbol, most), most) for symbol, (_, _, most) in ranges.items()}
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from glmspec.build.configs.limits import EngineLimits, Ranges
-from glmspec.build.deployment import Member
+from glmspec.build.deployment import MTP, Member
 from glmspec.build.network.contract import Contract
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
@@ -37,6 +39,8 @@ def check(case: Case, _) -> Checked:
 def _steps(member: Member, limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]:
     if member.accepts:
         return acceptance_steps(limits)
+    if member.name == MTP:
+        return mtp_steps(limits, k, member.config.hidden_size)
     return verifier_steps(limits, k) if k else drafter_steps(limits, limits.ring_pages(member.sliding_window))
 
 
@@ -99,6 +103,15 @@ def verifier_steps(limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]
             yield f"{sequences - 1} blocks of {count} and a chunk of {chunk}", pack_rows(mixed, limits, least)
             each = min(max(left // sequences, 1), most)
             yield f"{sequences} chunks of {each}", pack_rows([rows(each, each, 1)] * sequences, limits, least)
+
+
+def mtp_steps(limits: EngineLimits, k: int, width: int) -> Iterator[tuple[str, Inputs]]:
+    """Extreme steps of the MTP module: its rows are some of the verifier's. width: of a hidden state."""
+    for what, inputs in verifier_steps(limits, k):
+        rows = len(inputs["token_ids"])
+        for source in sorted({rows, limits.max_num_batched_tokens}):
+            hidden = torch.empty(source, width, device="meta")
+            yield f"{what}, going on from {source}", inputs | {"hidden": hidden, "hidden_rows": inputs["positions"]}
 
 
 def acceptance_steps(limits: EngineLimits) -> Iterator[tuple[str, Inputs]]:

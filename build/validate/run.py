@@ -56,7 +56,7 @@ def _config(case: Case, _: Wanted) -> Checked:
     deployment, limits = case.deployment, case.deployment.limits
     config = deployment.verifier.config
     limits.index_topk(config.index_topk)
-    kinds = ", ".join(member.name for member in deployment.drafters) or "none"
+    kinds = ", ".join(member.name for member in deployment.members if member.num_drafts) or "none"
     return Checked(
         (
             f"{config.num_hidden_layers} layers ({config.mlp_layer_types.count('sparse')} of experts, "

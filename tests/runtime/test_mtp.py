@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from support.models import ASSETS, LIMITS
+from support.mtp import OracleChain, Outputs, hiddens, load_oracle
 
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.models.mtp import Mtp
@@ -24,22 +25,17 @@ from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
 from glmspec.runtime.text import Tokenizer
 
-VERIFIER, SCRIPTS = ASSETS / "tiny-verifier", Path(__file__).parents[2] / "scripts"
+VERIFIER = ASSETS / "tiny-verifier"
 TEXT = EngineLimits(**{**LIMITS.__dict__, "max_num_batched_tokens": 256})
 LEAST_PAGES = 6  # index_topk 48, page size 8
 PAGES = {"a": [5, 2, 9, 14, 3, 11, 20, 7, 25, 30, 33, 31, 36, 29], "b": [1, 8, 4, 16, 10, 6, 13, 12, 15, 17]}
 TOLERANCE = 1e-4  # relative to the largest
 LENGTH = 100  # of a prompt: index_topk is 48
-Outputs = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
 def oracle():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        from tiny.export import load_verifier
-
-        return load_verifier(VERIFIER)
+    return load_oracle()
 
 
 @pytest.fixture(scope="module")
@@ -74,36 +70,21 @@ def mtp(request, converted) -> Model:
 def run(model: Model, name: str, start: int, following: list[int], hidden_ND: torch.Tensor) -> Outputs:
     """One step of one sequence. following: the token after each row."""
     rows = Rows(Span(PAGES[name], start, len(following)), following, len(following))
-    return model.run(pack_rows([rows], TEXT, LEAST_PAGES) | {"hidden": hidden_ND})
+    return model.run(pack_rows([rows], TEXT, LEAST_PAGES) | going_on(hidden_ND))
 
 
-@torch.no_grad()
-def hiddens(oracle, ids: list[int]) -> torch.Tensor:
-    """The verifier's hidden states after its final norm, [N, D]."""
-    positions = torch.arange(len(ids))[None]
-    return oracle.norm(oracle.hiddens(torch.tensor([ids]), oracle.step(positions))[-1])[0]
-
-
-class OracleChain:
-    """The trained module with its cache."""
-
-    def __init__(self, oracle) -> None:
-        cache = sys.modules[type(oracle).__module__].Cache  # as the oracle imported it
-        self.oracle, self.cache = oracle, cache.empty(oracle.config, 1, 256)
-
-    @torch.no_grad()
-    def run(self, start: int, following: list[int], hidden_ND: torch.Tensor) -> Outputs:
-        positions = start + torch.arange(len(following))[None]
-        step = self.oracle.step(positions, cache=self.cache)
-        embedded = self.oracle.embed_tokens(torch.tensor([following]))
-        hidden = self.oracle.mtp.predict(embedded, hidden_ND[None], step)[0]
-        logits = self.oracle.lm_head(hidden)
-        return {"draft_hidden": hidden, "logits": logits, "draft_ids": logits.argmax(-1).int()}
+def going_on(hidden_ND: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The hidden states of a step's rows as rows of a larger tensor, in another order."""
+    order = torch.randperm(len(hidden_ND) + 3, generator=torch.Generator().manual_seed(0))
+    source_HD = torch.full((len(order), hidden_ND.shape[1]), 1e3, dtype=hidden_ND.dtype)
+    rows_N = order[: len(hidden_ND)]
+    source_HD[rows_N] = hidden_ND
+    return {"hidden": source_HD, "hidden_rows": rows_N.int()}
 
 
 def assert_same(found: Outputs, expected: Outputs) -> None:
-    for name in ("draft_hidden", "logits"):
-        worst = (found[name] - expected[name]).abs().max() / expected[name].abs().max()
+    for name, scale in (("draft_hidden", "draft_hidden"), ("logits", "logits"), ("margin", "logits")):
+        worst = (found[name] - expected[name]).abs().max() / expected[scale].abs().max()
         assert worst <= TOLERANCE, f"{name}: largest relative error {worst:.2e}"
     assert torch.equal(found["draft_ids"], expected["draft_ids"])
 
@@ -141,10 +122,14 @@ def test_the_contract(converted):
     verifier = load(converted, Verifier).contract
     steps = {spec.name: spec for spec in verifier.inputs if spec.role in ("step", "table")}
     assert {name: inputs[name] for name in steps} == steps
-    assert inputs["hidden"] == {spec.name: spec for spec in verifier.outputs}["hidden"]
+    given = {spec.name: spec for spec in verifier.outputs}["hidden"]
+    assert inputs["hidden"] == replace(given, dims=("H", given.dims[1]))
+    assert (inputs["hidden_rows"].dtype, inputs["hidden_rows"].dims) == ("int32", ("N",))
     caches = {"cache.layers.7.latent", "cache.layers.7.index"}
-    assert inputs.keys() - steps.keys() - caches - {"hidden"} == {spec.name for spec in contract.of_role(WEIGHT)}
-    assert outputs.keys() == {"logits", "draft_ids", "draft_hidden", *(f"{name}.updated" for name in caches)}
+    assert inputs.keys() - steps.keys() - caches - {"hidden", "hidden_rows"} == {
+        spec.name for spec in contract.of_role(WEIGHT)
+    }
+    assert outputs.keys() == {"logits", "draft_ids", "margin", "draft_hidden", *(f"{name}.updated" for name in caches)}
     shared = {spec.name for spec in contract.of_role(WEIGHT)} & {spec.name for spec in verifier.of_role(WEIGHT)}
     assert shared == {"model.embed_tokens.weight", "lm_head.weight"}
 
@@ -194,7 +179,7 @@ def test_two_sequences_in_one_step(oracle, prompts, mtp):
             Rows(Span(PAGES["b"], at_b, count_b), b[1:][at_b : at_b + count_b], count_b),
         ]
         hidden = torch.cat([states["a"][at_a : at_a + count_a], states["b"][at_b : at_b + count_b]])
-        found = mtp.run(pack_rows(rows, TEXT, LEAST_PAGES) | {"hidden": hidden})
+        found = mtp.run(pack_rows(rows, TEXT, LEAST_PAGES) | going_on(hidden))
         both = {
             name: torch.cat([expected["a"][name][at_a : at_a + count_a], expected["b"][name][at_b : at_b + count_b]])
             for name in found
@@ -207,9 +192,9 @@ def test_logits_only_for_the_rows_asked_for_and_hidden_states_for_all(oracle, pr
     ids = prompts["a"][:31]
     hidden = hiddens(oracle, ids[:-1])
     rows = Rows(Span(PAGES["a"], 0, 30), ids[1:], logits=2)
-    found = mtp.run(pack_rows([rows], TEXT, LEAST_PAGES) | {"hidden": hidden})
+    found = mtp.run(pack_rows([rows], TEXT, LEAST_PAGES) | going_on(hidden))
     expected = OracleChain(oracle).run(0, ids[1:], hidden)
-    assert_same(found, expected | {name: expected[name][-2:] for name in ("logits", "draft_ids")})
+    assert_same(found, expected | {name: expected[name][-2:] for name in ("logits", "draft_ids", "margin")})
 
 
 def test_it_drafts_what_the_verifier_says(prompts, converted):

@@ -158,14 +158,17 @@ def test_an_engine_of_two_ranks_answers_as_one_does(tmp_path):
 
 
 def test_an_engine_with_the_mtp_module(tmp_path):
-    """Its network is built and hashed beside the verifier's, which gives it its hidden state and answers as before."""
+    """Its network is built and hashed beside the verifier's, divided like it, and drafts; the answer is as before."""
     answers = []
     for mtp in (False, True):
         built = Wanted(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=mtp, tp=2)
         build_engines(ASSETS / "tiny-verifier", (), TARGETS["cpu"], built, tmp_path / str(mtp), Progress())
-        answer, _ = Engine(tmp_path / str(mtp)).answer(Request(prompt_ids=(65, 66, 67), max_tokens=12))
+        engine = Engine(tmp_path / str(mtp))
+        assert engine.drafter_name == ("mtp" if mtp else None)
+        answer, stats = engine.answer(Request(prompt_ids=tuple(b"1, 2, 3, 4, 5, 6, 7, "), max_tokens=24))
         answers.append(answer.tokens)
     assert answers[0] == answers[1]
+    assert stats.mean_acceptance_length > 2
     record = json.loads((tmp_path / "True" / "mtp" / "config.json").read_text())
     assert {"hidden", "draft_hidden"} <= {one["name"] for side in record["contract"].values() for one in side}
     with pytest.raises(GlmspecError, match="--mtp: found no multi-token-prediction module"):
