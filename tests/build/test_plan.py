@@ -83,13 +83,19 @@ def test_every_network_compiles(name, compute, changes):
     _check_profile(net, config)
 
 
-@pytest.mark.parametrize("recipe", ["auto", "nvfp4"])
-@pytest.mark.parametrize("make", [Mtp, partial(Verifier, hidden=True)], ids=["mtp", "verifier with hidden"])
+HIDDEN = partial(Verifier, hidden=True)
+
+
+@pytest.mark.parametrize(
+    "make, recipe",
+    [(Mtp, "auto"), (Mtp, "nvfp4"), (partial(Mtp, sampled=True), "auto"), (HIDDEN, "auto"), (HIDDEN, "nvfp4")],
+    ids=["mtp", "mtp nvfp4", "mtp with drawn drafts", "verifier with hidden", "verifier with hidden nvfp4"],
+)
 def test_the_mtp_module_and_what_feeds_it_compile(make, recipe):
     conversion = plan_conversion(ASSETS / "tiny-verifier", Options(RECIPES[recipe]))
     net, plan = build_tree(make(conversion.config), conversion.config, conversion.form("bfloat16"))
     contract = net.contract()
-    assert "hidden" in {spec.name for spec in (contract.inputs if make is Mtp else contract.outputs)}
+    assert "hidden" in {spec.name for spec in (contract.outputs if make is HIDDEN else contract.inputs)}
     assert all(spec.name.encode() in plan for spec in (*contract.inputs, *contract.outputs))
     _check_profile(net, conversion.config)
 

@@ -197,7 +197,7 @@ def oracle():
 def running(oracle, texts) -> list[Running]:
     """Two that decode and one in its prompt."""
     made = []
-    for at, (name, heat) in enumerate((("a", 0.0), ("bb", 0.8), ("ccc", 1.3))):
+    for at, (name, heat) in enumerate((("a", 0.0), ("bb", 4.0), ("ccc", 2.5))):
         text = [token for one in texts[40 + 5 * at : 45 + 5 * at] for token in one][:90]
         pages = list(range(2 + at, 38, 3))
         made.append(Running(name, text, hiddens(oracle, text), pages, OracleChain(oracle), heat))
