@@ -232,6 +232,42 @@ def validate(
     sys.exit(code)
 
 
+def _adaptive(command: Any) -> Any:
+    """The options that say how much of each block is verified: of `generate` and `repo` alike."""
+    options = (
+        click.option("--adaptive-verification/--no-adaptive-verification", "--enable-adaptive-verification", "adaptive",
+                     default=False, show_default=True,
+                     help="Choose every step how many drafts are verified, by their chances and what a step costs."),
+        click.option("--adaptive-threshold", "threshold", type=click.FloatRange(0, 1),
+                     help="Never verify a draft that stands with a lower chance. Default: 0."),
+        click.option("--cost-table", type=click.Path(dir_okay=False, path_type=Path),
+                     help="JSON file of step times: read if it is there, else measured at start and written. "
+                          "Default: measured at start."),
+        click.option("--confidence-temperatures", "temperatures", type=_FILE,
+                     help='JSON file {"temperatures": [one a draft]} that calibrates a drafter\'s confidence.'),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _adaptive_settings(values: dict[str, Any], no_speculation: bool) -> Any:
+    """The settings among a command's parameters; None where all drafts are verified."""
+    if not values["adaptive"]:
+        details = {"threshold": "--adaptive-threshold", "temperatures": "--confidence-temperatures"}
+        for name, option in (details | {"cost_table": "--cost-table"}).items():
+            if values[name] is not None:
+                raise click.UsageError(f"{option}: of use with --adaptive-verification only")
+        return None
+    if no_speculation:
+        raise click.UsageError("--no-speculation and --adaptive-verification exclude each other")
+    from glmspec.runtime.adaptive import Adaptive
+    from glmspec.runtime.estimates import read_temperatures
+
+    temperatures = read_temperatures(values["temperatures"]) if values["temperatures"] else None
+    return Adaptive(threshold=values["threshold"] or 0.0, costs=values["cost_table"], temperatures=temperatures)
+
+
 @main.command()
 @click.argument("engines", type=_FOLDER)
 @click.option("--input", "source", required=True, type=_FILE,
@@ -240,16 +276,24 @@ def validate(
 @click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")
 @click.option("--no-speculation", is_flag=True, help="Plain greedy decoding.")
 @click.option("--drafter", help="Name of the drafter to use. Default: the directory's first.")
+@_adaptive
 def generate(
-    engines: Path, source: Path, output: Path, max_tokens: int, no_speculation: bool, drafter: str | None
+    engines: Path,
+    source: Path,
+    output: Path,
+    max_tokens: int,
+    no_speculation: bool,
+    drafter: str | None,
+    **adaptive: Any,
 ) -> None:
     """Answer the prompts of a file with the engines in ENGINES."""
     if no_speculation and drafter:
         raise click.UsageError("--no-speculation and --drafter exclude each other")
+    settings = _adaptive_settings(adaptive, no_speculation)
     from glmspec.build.progress import RichProgress
     from glmspec.runtime.generate import generate_file
 
-    generate_file(engines, source, output, max_tokens, not no_speculation, drafter, RichProgress())
+    generate_file(engines, source, output, max_tokens, not no_speculation, drafter, RichProgress(), settings)
 
 
 @main.command()
@@ -257,13 +301,15 @@ def generate(
 @click.option("-o", "--output", required=True, type=_OUT, help="Triton model repository to write.")
 @click.option("--drafter", help="Name of the drafter to serve with. Default: the directory's first.")
 @click.option("--no-speculation", is_flag=True, help="Serve without a drafter.")
-def repo(engines: Path, output: Path, drafter: str | None, no_speculation: bool) -> None:
+@_adaptive
+def repo(engines: Path, output: Path, drafter: str | None, no_speculation: bool, **adaptive: Any) -> None:
     """Write a Triton model repository that serves ENGINES."""
     if no_speculation and drafter:
         raise click.UsageError("--no-speculation and --drafter exclude each other")
+    settings = _adaptive_settings(adaptive, no_speculation)
     from glmspec.triton_repo.repository import write_repository
 
-    write_repository(engines, output, drafter, not no_speculation)
+    write_repository(engines, output, drafter, not no_speculation, settings)
     click.echo(str(output))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from glmspec.build.errors import RequestError
 from glmspec.build.progress import Progress
 from glmspec.convert.files import write_bytes
+from glmspec.runtime.adaptive import Adaptive
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.prompts import read_requests
 from glmspec.runtime.request import Answer, Request
@@ -43,12 +44,13 @@ def generate_file(
     speculate: bool,
     drafter: str | None,
     progress: Progress,
+    adaptive: Adaptive | None = None,
 ) -> None:
     """Answer every line of `source` into `output`, in order. Raises naming the line at fault before it starts."""
     if not output.parent.is_dir():
         raise RequestError(f"{output}: {output.parent} is not a folder")
     with progress.stage("Loading engines"):
-        engine = Engine(engines, drafter, speculate)
+        engine = Engine(engines, drafter, speculate, adaptive=adaptive)
     limit = engine.limits.max_model_len
     sizes = {"max_tokens": max_tokens, "vocab_size": engine.verifier.config.vocab_size, "max_model_len": limit}
     requests = list(read_requests(source, engine.tokenizer, **sizes))

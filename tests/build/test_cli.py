@@ -23,6 +23,10 @@ MOST = 12
 
 # -- the surface --------------------------------------------------------------------------------
 
+ADAPTIVE = (
+    "--adaptive-verification --enable-adaptive-verification", "--adaptive-threshold", "--cost-table",
+    "--confidence-temperatures",
+)  # fmt: skip
 COMMANDS = {
     "convert": {
         "source", "-o --output", "--quant", "--recipe", "--calibration", "--tp", "--ep", "--format", "--workers",
@@ -41,8 +45,8 @@ COMMANDS = {
         "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
         "--mtp", "--group-layers", "--cache", "--stage", "--json", "--junit",
     },
-    "generate": {"engines", "--input", "--output", "--max-tokens", "--no-speculation", "--drafter"},
-    "repo": {"engines", "-o --output", "--drafter", "--no-speculation"},
+    "generate": {"engines", "--input", "--output", "--max-tokens", "--no-speculation", "--drafter", *ADAPTIVE},
+    "repo": {"engines", "-o --output", "--drafter", "--no-speculation", *ADAPTIVE},
     "serve": {"repository", "--host", "--http-port", "--grpc-port", "--metrics-port"},
     "inspect": {"directory"},
 }  # fmt: skip
@@ -116,6 +120,9 @@ def test_help_lists_the_commands_in_the_order_of_the_work():
         (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--quant", "int4"], "int4"),
         (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--max-num-seqs", "0"], "0"),
         (["repo", CHECKPOINTS, "-o", "x", "--no-speculation", "--drafter", "dspark"], "exclude each other"),
+        (["repo", CHECKPOINTS, "-o", "x", "--no-speculation", "--adaptive-verification"], "exclude each other"),
+        (["repo", CHECKPOINTS, "-o", "x", "--cost-table", "x"], "--cost-table: of use with --adaptive-verification"),
+        (["repo", CHECKPOINTS, "-o", "x", "--adaptive-verification", "--adaptive-threshold", "1.5"], "1.5"),
         (["serve", CHECKPOINTS, "--http-port", "70000"], "70000"),
     ],
 )
