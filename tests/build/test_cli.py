@@ -445,6 +445,27 @@ def test_inspect_cuts_nothing_off(engines, columns):
         assert text in shown
 
 
+def test_adaptive_verification_from_the_command_line(engines, tmp_path):
+    """The same text; the table is measured into its file and read from it again; refused where it does not fit."""
+    table, temperatures = tmp_path / "costs.json", tmp_path / "temperatures.json"
+    temperatures.write_text(json.dumps({"temperatures": [1.5] * 8}))
+    plain = ids(answers(engines, tmp_path, "--no-speculation"))
+    options = ("--cost-table", table, "--confidence-temperatures", temperatures, "--adaptive-threshold", 0.2)
+    for switch in ("--adaptive-verification", "--enable-adaptive-verification"):
+        assert ids(answers(engines, tmp_path, switch, *options)) == plain
+    made = json.loads(table.read_text())
+    table.write_text(json.dumps(made | {"engines_sha256": "0" * 64}))
+    arguments = ("generate", engines, "--input", tmp_path / "prompts.jsonl", "--output", tmp_path / "out.jsonl")
+    arguments = (*arguments, "--max-tokens", 2, "--adaptive-verification")
+    assert "engines_sha256: found '000000000000'" in refused(1, *arguments, *options)
+    temperatures.write_text(json.dumps({"temperatures": [1.5]}))
+    assert "found 1, expected 8" in refused(1, *arguments, "--confidence-temperatures", temperatures)
+    out = tmp_path / "repository"
+    done("repo", engines, "-o", out, "--adaptive-verification", "--adaptive-threshold", 0.2)
+    shown = " ".join(inspect(out, "160").split())
+    assert "adaptive_verification" in shown and "adaptive_threshold" in shown
+
+
 def test_inspect_shows_a_model_repository(engines, tmp_path):
     done("repo", engines, "-o", tmp_path / "repository")
     shown = inspect(tmp_path / "repository", "160")
