@@ -196,7 +196,7 @@ def test_the_text_is_plain_decoding_s_whatever_verification_costs(engine, reques
     assert whole == free[0] == dear[0] == some[0] == plain
     assert free[1:3] == (steps, drafts)  # as without it
     assert dear[1] > steps and dear[2] < 0.7 * drafts and dear[3] > 30  # but for steps that explore, none
-    assert drafts > some[2] > dear[2]
+    assert drafts >= some[2] > dear[2]
 
 
 def test_the_engine_s_own_estimates(engine):
