@@ -122,10 +122,10 @@ def test_no_draft_and_no_later_one_has_a_part_in_whether_a_draft_is_verified():
     assert changed_elsewhere > 20
 
 
-@pytest.mark.parametrize(("threshold", "expected"), [(0.0, [3, 3]), (0.5, [1, 2]), (1.0, [0, 0])])
+@pytest.mark.parametrize(("threshold", "expected"), [(0.0, [3, 3]), (0.5, [1, 2]), (0.75, [1, 1]), (1.0, [0, 0])])
 def test_below_the_threshold_nothing_is_verified(threshold, expected):
     one = adaptive(threshold=threshold)
-    signals = blocks([0.9, 0.2, 0.9], [0.9, 0.6, 0.9])
+    signals = blocks([0.75, 0.2, 0.9], [0.75, 0.75, 0.75])
     assert one.choose([3, 3], signals) == expected == one.choose([3, 3], signals)
 
 

@@ -101,6 +101,11 @@ def model(tiny_engines, tmp_path_factory):
         sys.modules.pop("glmspec.triton_repo.model", None)
 
 
+def test_the_engine_is_made_as_the_repository_says(model):
+    assert model._engine.drafter_name == "dspark"
+    assert model._engine.loop.adaptive.costs.verify_ms.ms == (1.0,)
+
+
 def text(value: str, **inputs) -> Call:
     inputs = {"max_tokens": np.array([12], dtype=np.int32), "ignore_eos": [True], **inputs}
     return Call(text_input=np.array([value.encode()], dtype=object), **inputs)
