@@ -11,7 +11,7 @@ from support.chains import V, distance, drafter, target
 
 from glmspec.plugins import draw, reject
 from glmspec.runtime.accept import Ballot, Verdict
-from glmspec.runtime.adaptive import AdaptiveVerification
+from glmspec.runtime.adaptive import AdaptiveVerification, Slots
 from glmspec.runtime.cost_table import Column, CostTable
 from glmspec.runtime.estimates import Confidence, Margins
 
@@ -25,20 +25,20 @@ CONFIDENT, MARGINS, PEEKING = "confident", "margins", "peeking"
 class Toy:
     """Blocks after anchors of every kind, all drafted at once; verified in steps of some of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, draws: int) -> None:
         self.p_VV, (self.q_VV, _) = target("plain"), drafter("whole")
         self.generator = torch.Generator().manual_seed(3)
-        path = [torch.arange(DRAWS) % V]
+        path = [torch.arange(draws) % V]
         for _ in range(DRAFTS):
-            path.append(draw.reference(self.q_VV[path[-1]], self.uniform(DRAWS)).long())
+            path.append(draw.reference(self.q_VV[path[-1]], self.uniform(draws)).long())
         self.path_BQ = torch.stack(path, 1)
-        self.accept_BQ, self.last_B = self.uniform(DRAWS, DRAFTS + 1), self.uniform(DRAWS)
+        self.accept_BQ, self.last_B = self.uniform(draws, DRAFTS + 1), self.uniform(draws)
 
     def uniform(self, *size: int) -> torch.Tensor:
         return torch.rand(*size, generator=self.generator)
 
     def signals(self, kind: str) -> torch.Tensor:
-        """[DRAWS, DRAFTS]. The chance that a draft after this token stands: of all drafts; or, peeking, of this one."""
+        """[draws, DRAFTS]. The chance that a draft after this token stands: of all drafts; or, peeking, of this one."""
         before_BJ, draft_BJ = self.path_BQ[:, :-1], self.path_BQ[:, 1:]
         if kind == PEEKING:
             return (self.p_VV / self.q_VV)[before_BJ, draft_BJ].clamp(max=1)
@@ -62,13 +62,15 @@ class Toy:
         return accepted_B, tokens_BQ
 
 
-def run(kind: str, method: str, sequences: int) -> tuple[float, torch.Tensor]:
+def run(
+    kind: str, method: str, sequences: int, adaptive: AdaptiveVerification | None = None, draws: int = DRAWS
+) -> tuple[float, torch.Tensor]:
     """Distance of what is emitted from the target's law, and how many drafts of each block were verified."""
-    toy = Toy()
+    toy = Toy(draws)
     signal_BJ, learns = toy.signals(kind), kind == MARGINS
-    adaptive = AdaptiveVerification(Margins(DRAFTS) if learns else Confidence(), COSTS)
+    adaptive = adaptive or AdaptiveVerification(Margins(DRAFTS) if learns else Confidence(), COSTS)
     counts, emitted = [], []
-    for first in range(0, DRAWS, sequences):
+    for first in range(0, draws, sequences):
         blocks = slice(first, first + sequences)
         drafts = SimpleNamespace(signal=signal_BJ[blocks])
         counts.append(torch.tensor(adaptive.choose([DRAFTS] * sequences, drafts)))
@@ -78,7 +80,7 @@ def run(kind: str, method: str, sequences: int) -> tuple[float, torch.Tensor]:
             adaptive.learn(ballots, [Verdict(one, []) for one in accepted.tolist()], drafts)
             emitted.append(tokens)
     count_B = torch.cat(counts)
-    tokens_BQ = torch.cat(emitted) if learns else toy.verify(slice(0, DRAWS), count_B, method)[1]
+    tokens_BQ = torch.cat(emitted) if learns else toy.verify(slice(0, draws), count_B, method)[1]
     return distance(torch.cat([toy.path_BQ[:, :1], tokens_BQ], 1), toy.p_VV), count_B
 
 
@@ -96,3 +98,21 @@ def test_emitted_tokens_follow_the_target(kind, method, sequences):
 @pytest.mark.parametrize("method", ["standard", "block"])
 def test_the_test_sees_an_estimate_that_peeks_at_the_draft(method):
     assert run(PEEKING, method, 25)[0] > 50
+
+
+class Hasty(AdaptiveVerification):
+    """Keeps to the budget that this very step would like."""
+
+    def choose(self, most, drafts) -> list[int]:
+        slots = Slots.of(self.estimates.chances(drafts.signal.double().numpy()), most, 0.0)
+        return slots.best(slots.budget(self.costs))
+
+
+def test_the_test_sees_a_budget_of_the_same_step():
+    """Where two drafts cost what one costs, a second one that is worth it, which the first one made so, would get the
+    first one verified."""
+    costs = CostTable(COSTS.draft_ms, Column((1, 3), (0.1, 0.34), 3))
+    hasty, real = (
+        run(CONFIDENT, "block", 1, way(Confidence(), costs), 10_000)[0] for way in (Hasty, AdaptiveVerification)
+    )
+    assert hasty > 6 and real < 4.5
