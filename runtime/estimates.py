@@ -47,11 +47,11 @@ class Confidence:
     exploring = False
 
     def __init__(self, temperatures: Sequence[float] | None = None) -> None:
-        self._temperature_J = None if temperatures is None else np.array(temperatures)
+        self.temperatures = temperatures
 
     def chances(self, signal_BJ: np.ndarray) -> np.ndarray:
         """See `Estimates`."""
-        return signal_BJ if self._temperature_J is None else sigmoid(logit(signal_BJ) / self._temperature_J)
+        return signal_BJ if self.temperatures is None else sigmoid(logit(signal_BJ) / np.array(self.temperatures))
 
     def observe(self, signal_BJ: np.ndarray, verified_B: np.ndarray, accepted_B: np.ndarray) -> None:
         """A confidence head learned all it knows in training."""
