@@ -40,7 +40,7 @@ from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
 
 PLUGINS = "plugins"
-_MEMBER = {"name", "source", "weights", "taps", "hidden", "q", "contract"}
+_MEMBER = {"name", "source", "weights", "taps", "hidden", "drafter_window", "num_speculative_tokens", "q", "contract"}
 
 
 def prepare(
@@ -124,9 +124,7 @@ def _prepared(
         "name": member.name,
         "source": member.folder.resolve().name,
         "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
-        "taps": list(member.taps),
-        "hidden": member.hidden,
-        "q": asdict(member.q) if member.q else None,
+        **member.choices,
         "contract": contract.to_json(),
     }
 
@@ -195,6 +193,8 @@ def _member(record: dict[str, Any], home: Path, checkpoint: Checkpoint) -> Membe
         checkpoint,
         tuple(record["taps"]),
         record["hidden"],
+        record["drafter_window"],
+        record["num_speculative_tokens"],
         source=record["source"],
         q=DraftLaw(**record["q"]) if record["q"] else None,
     )

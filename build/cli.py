@@ -6,6 +6,7 @@ is at fault (one message, no traceback), 2 wrong usage, 3 this machine lacks som
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,11 @@ def _sizes(command: Any) -> Any:
         click.option("--ep", type=click.IntRange(1), help="Groups of them with whole experts. Default: as converted."),
         click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
                      help="Recipe for the verifier's matrices; auto keeps what the checkpoint has."),
+        click.option("--num-speculative-tokens", type=click.IntRange(1),
+                     help="Drafts of a block. Default: the most each drafter's checkpoint allows."),
+        click.option("--drafter-window", type=click.Choice(["anchored", "relative"]),
+                     help="What sliding layers of drafters see: the same for all rows of a block, or relative to each. "
+                          "Default: as the checkpoint's format is trained."),
         click.option("--mtp", is_flag=True, help="Also the verifier's multi-token-prediction module."),
         click.option("--dtype", type=_DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs."),
         click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True,
@@ -232,8 +238,27 @@ def validate(
     sys.exit(code)
 
 
+def _drafting(command: Any) -> Any:
+    """The options that say how drafts are made and verified: of `generate` and `repo` alike."""
+    options = (
+        click.option("--drafter", help="Name of the drafter to use. Default: the directory's first."),
+        click.option("--no-speculation", is_flag=True, help="Without a drafter."),
+        click.option("--verification", type=click.Choice(["standard", "block"]), default="standard", show_default=True,
+                     help="How drafts that were drawn (not the drafter's best) are verified."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def _adaptive(command: Any) -> Any:
-    """The options that say how much of each block is verified: of `generate` and `repo` alike."""
+    """The options that say how much of each block is verified; the command gets them as one argument, `adaptive`."""
+
+    @functools.wraps(command)
+    def with_settings(**values: Any) -> None:
+        mine = {name: values.pop(name) for name in ("adaptive", "threshold", "cost_table", "temperatures")}
+        command(**values, adaptive=_adaptive_settings(**mine, no_speculation=values["no_speculation"]))
+
     options = (
         click.option("--adaptive-verification/--no-adaptive-verification", "--enable-adaptive-verification", "adaptive",
                      default=False, show_default=True,
@@ -246,70 +271,109 @@ def _adaptive(command: Any) -> Any:
         click.option("--confidence-temperatures", "temperatures", type=_FILE,
                      help='JSON file {"temperatures": [one a draft]} that calibrates a drafter\'s confidence.'),
     )  # fmt: skip
+    wrapped = with_settings
     for option in reversed(options):
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    return wrapped
 
 
-def _adaptive_settings(values: dict[str, Any], no_speculation: bool) -> Any:
-    """The settings among a command's parameters; None where all drafts are verified."""
-    if not values["adaptive"]:
-        details = {"threshold": "--adaptive-threshold", "temperatures": "--confidence-temperatures"}
-        for name, option in (details | {"cost_table": "--cost-table"}).items():
-            if values[name] is not None:
-                raise click.UsageError(f"{option}: of use with --adaptive-verification only")
+def _adaptive_settings(
+    adaptive: bool, threshold: float | None, cost_table: Path | None, temperatures: Path | None, no_speculation: bool
+) -> Any:
+    """None where all drafts are verified."""
+    named = {"--adaptive-threshold": threshold, "--cost-table": cost_table, "--confidence-temperatures": temperatures}
+    if not adaptive:
+        for option in (name for name, value in named.items() if value is not None):
+            raise click.UsageError(f"{option}: of use with --adaptive-verification only")
         return None
     if no_speculation:
         raise click.UsageError("--no-speculation and --adaptive-verification exclude each other")
     from glmspec.runtime.adaptive import Adaptive
     from glmspec.runtime.estimates import read_temperatures
 
-    temperatures = read_temperatures(values["temperatures"]) if values["temperatures"] else None
-    return Adaptive(threshold=values["threshold"] or 0.0, costs=values["cost_table"], temperatures=temperatures)
+    read = read_temperatures(temperatures) if temperatures else None
+    return Adaptive(threshold=threshold or 0.0, costs=cost_table, temperatures=read)
+
+
+def _sampling(command: Any) -> Any:
+    """How tokens are drawn, for every prompt that does not say."""
+    real, count = click.FLOAT, click.IntRange(0)
+    options = (
+        click.option("--temperature", type=real, help="0, the default, is greedy."),
+        click.option("--top-k", type=click.INT, help="Draw among so many best tokens."),
+        click.option("--top-p", type=real, help="Draw among the best tokens that together have this chance."),
+        click.option("--min-p", type=real, help="Draw among tokens with at least this share of the best one's chance."),
+        click.option("--seed", type=count, help="The same seed, the same answer."),
+        click.option("--repetition-penalty", type=real), click.option("--frequency-penalty", type=real),
+        click.option("--presence-penalty", type=real), click.option("--min-tokens", type=count),
+        click.option("--logprobs", type=count, help="Log-probabilities of each token and of so many best ones."),
+        click.option("--stop", multiple=True, help="Text that ends an answer; may be given several times."),
+        click.option("--ignore-eos", is_flag=True, default=None, help="Go on past end tokens."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @main.command()
 @click.argument("engines", type=_FOLDER)
-@click.option("--input", "source", required=True, type=_FILE,
-              help="JSON lines, each with prompt (text) or prompt_token_ids.")  # fmt: skip
-@click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="JSON lines to write.")
+@click.option("--input", "source", type=_FILE, help="JSON lines, each with prompt (text) or prompt_token_ids.")
+@click.option("--prompt", "prompts", multiple=True, help="A text, instead; may be given several times.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON lines to write.")
+@click.option("--stats", "statistics", type=click.Path(dir_okay=False, path_type=Path),
+              help="JSON file to write: acceptance over all answers.")  # fmt: skip
 @click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")
-@click.option("--no-speculation", is_flag=True, help="Plain greedy decoding.")
-@click.option("--drafter", help="Name of the drafter to use. Default: the directory's first.")
+@_sampling
+@_drafting
 @_adaptive
 def generate(
     engines: Path,
-    source: Path,
-    output: Path,
-    max_tokens: int,
-    no_speculation: bool,
+    source: Path | None,
+    prompts: tuple[str, ...],
+    output: Path | None,
+    statistics: Path | None,
     drafter: str | None,
-    **adaptive: Any,
+    no_speculation: bool,
+    verification: str,
+    adaptive: Any,
+    **settings: Any,
 ) -> None:
-    """Answer the prompts of a file with the engines in ENGINES."""
+    """Answer prompts with the engines in ENGINES: of a file, or given, or typed on the terminal.
+
+    On a terminal accepted and rejected drafts are shown in colour; elsewhere answers are JSON lines."""
     if no_speculation and drafter:
         raise click.UsageError("--no-speculation and --drafter exclude each other")
-    settings = _adaptive_settings(adaptive, no_speculation)
+    if source and prompts:
+        raise click.UsageError("--input and --prompt exclude each other")
+    if not source and not prompts and not sys.stdin.isatty():
+        raise click.UsageError("give --input or --prompt; only on a terminal prompts can be typed")
     from glmspec.build.progress import RichProgress
-    from glmspec.runtime.generate import generate_file
+    from glmspec.runtime.engine import Engine
+    from glmspec.runtime.generate import Wanted
+    from glmspec.runtime.generate import generate as answer
 
-    generate_file(engines, source, output, max_tokens, not no_speculation, drafter, RichProgress(), settings)
+    wanted = Wanted(source=source, prompts=prompts, output=output, statistics=statistics, settings=settings)
+    answer(
+        lambda: Engine(engines, drafter, not no_speculation, verification=verification, adaptive=adaptive),
+        wanted,
+        RichProgress(),
+    )
 
 
 @main.command()
 @click.argument("engines", type=_FOLDER)
 @click.option("-o", "--output", required=True, type=_OUT, help="Triton model repository to write.")
-@click.option("--drafter", help="Name of the drafter to serve with. Default: the directory's first.")
-@click.option("--no-speculation", is_flag=True, help="Serve without a drafter.")
+@_drafting
 @_adaptive
-def repo(engines: Path, output: Path, drafter: str | None, no_speculation: bool, **adaptive: Any) -> None:
+def repo(
+    engines: Path, output: Path, drafter: str | None, no_speculation: bool, verification: str, adaptive: Any
+) -> None:
     """Write a Triton model repository that serves ENGINES."""
     if no_speculation and drafter:
         raise click.UsageError("--no-speculation and --drafter exclude each other")
-    settings = _adaptive_settings(adaptive, no_speculation)
     from glmspec.triton_repo.repository import write_repository
 
-    write_repository(engines, output, drafter, not no_speculation, settings)
+    write_repository(engines, output, drafter, not no_speculation, verification, adaptive)
     click.echo(str(output))
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,6 +50,8 @@ class Options:
     ep: int | None = None
     quant: str = "auto"
     mtp: bool = False  # the verifier's MTP module too
+    drafter_window: str | None = None  # None: as each drafter's format is trained
+    num_speculative_tokens: int | None = None  # drafts of a block; None: as many as each drafter's checkpoint allows
 
 
 class Origin(Protocol):
@@ -89,15 +91,17 @@ class Implied:
 
 @dataclass(frozen=True)
 class Member:
-    """One model of a deployment. taps, hidden: a verifier's outputs for the drafters, for its MTP module. source: what
-    the folder was called, where it is no longer the one given. q: of a network that rejects drafts, how they are
-    drawn."""
+    """One model of a deployment. taps, hidden: a verifier's outputs for the drafters, for its MTP module. window,
+    drafts: what was chosen for a drafter. source: what the folder was called, where it is no longer the one given. q:
+    of a network that rejects drafts, how they are drawn."""
 
     name: str
     folder: Path
     origin: Origin
     taps: tuple[int, ...] = field(default=())
     hidden: bool = False
+    window: str | None = None
+    drafts: int | None = None
     source: str = ""
     q: DraftLaw | None = None
 
@@ -108,8 +112,20 @@ class Member:
 
     @property
     def config(self) -> Config:
-        """What its checkpoint says."""
-        return self.origin.config
+        """What its checkpoint says, with what was chosen."""
+        config = self.origin.config
+        return config.chosen(self.window, self.drafts) if isinstance(config, DrafterConfig) else config
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What its network is made with besides its checkpoint, for a record."""
+        return {
+            "taps": list(self.taps),
+            "hidden": self.hidden,
+            "drafter_window": self.window,
+            "num_speculative_tokens": self.drafts,
+            "q": asdict(self.q) if self.q else None,
+        }
 
     @property
     def model(self) -> Verifier | Mtp | DFlash | Acceptance:
@@ -126,6 +142,15 @@ class Member:
     def index_topk(self, limits: EngineLimits) -> int:
         """K of its DSA top-k, 0 for a drafter."""
         return limits.index_topk(self.config.index_topk) if isinstance(self.config, VerifierConfig) else 0
+
+    @property
+    def sliding_window(self) -> int:
+        """Rows that a drafter's sliding layers see, 0 where none slides."""
+        return self.config.sliding_window or 0 if isinstance(self.config, DrafterConfig) else 0
+
+    def ranges(self, limits: EngineLimits) -> dict[str, Ranges]:
+        """The run-time ranges of its inputs, by profile."""
+        return limits.profiles(self.index_topk(limits), self.sliding_window)
 
 
 @dataclass(frozen=True)
@@ -168,13 +193,9 @@ class Deployment:
         """A member's network for a profile. static: every size fixed at its greatest."""
         form = self.form(member, profile)
         if static:
-            ranges = self.ranges(member)[profile]
+            ranges = member.ranges(self.limits)[profile]
             form = replace(form, sizes={symbol: most for symbol, (_, _, most) in ranges.items()})
         return member.model.author(self.limits, form, backend)
-
-    def ranges(self, member: Member) -> dict[str, Ranges]:
-        """The sizes of steps that a member is built for, by profile."""
-        return self.limits.profiles(member.index_topk(self.limits))
 
     def profiles(self, member: Member) -> tuple[str, ...]:
         """Plans a member has: one a profile where an engine is compiled, one network for all on the executor. To the
@@ -189,8 +210,9 @@ def open_deployment(
 ) -> Deployment:
     """Open and check everything but weights' values. config_only: no weights are looked for, a config.json says what
     they would be. Raises naming the field or tensor at fault."""
+    _check_options(drafters, options)
     first = _open_verifier(verifier, options, config_only)
-    others = _open_drafters(drafters, config_only)
+    others = _open_drafters(drafters, options, config_only)
     taps = _check_family(first, others)
     compute = options.compute or target.compute
     _check_cache_dtype(options.kv_cache_dtype)
@@ -199,6 +221,15 @@ def open_deployment(
     verifier_member = replace(first, taps=taps, hidden=options.mtp)
     judges = [Member(name, first.folder, first.origin) for name in NETWORKS]
     return Deployment(target, (verifier_member, *modules, *others, *judges), limits, compute)
+
+
+def _check_options(drafters: Sequence[Path], options: Options) -> None:
+    for name, value, used in (
+        ("--drafter-window", options.drafter_window, drafters),
+        ("--num-speculative-tokens", options.num_speculative_tokens, drafters or options.mtp),
+    ):
+        if value is not None and not used:
+            raise ConfigError(f"{name}: found {value} and no drafter, expected one. Add --drafter, or leave it out.")
 
 
 def _mtp(verifier: Member) -> Member:
@@ -249,15 +280,23 @@ def _converted(folder: Path, options: Options, config_only: bool) -> Checkpoint:
     return checkpoint
 
 
-def _open_drafters(folders: Sequence[Path], config_only: bool) -> list[Member]:
+def _open_drafters(folders: Sequence[Path], options: Options, config_only: bool) -> list[Member]:
     """Named after their kind; a second one of a kind gets a number."""
+    window, drafts = options.drafter_window, options.num_speculative_tokens
     members: list[Member] = []
     for folder in folders:
         origin = _open_drafter(folder, config_only)
         if not isinstance(origin.config, DrafterConfig):
             raise ConfigError(f"{folder}: --drafter: found a verifier, expected a drafter.")
+        if drafts is not None and not 1 <= drafts <= origin.config.num_drafts:
+            raise ConfigError(
+                f"{folder}: --num-speculative-tokens: found {drafts}, expected 1 to {origin.config.num_drafts}, the "
+                f"drafts of this drafter's blocks (block_size {origin.config.block_size}, sample_from_anchor "
+                f"{str(origin.config.sample_from_anchor).lower()})."
+            )
         same = sum(one.config.kind == origin.config.kind for one in members)
-        members.append(Member(origin.config.kind + (f"-{same + 1}" if same else ""), folder, origin))
+        name = origin.config.kind + (f"-{same + 1}" if same else "")
+        members.append(Member(name, folder, origin, window=window, drafts=drafts))
     return members
 
 

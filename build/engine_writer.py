@@ -51,7 +51,7 @@ def compile_member(
 ) -> dict[str, Compiled]:
     """A member's networks by profile, compiled where the target wants plans."""
     made, cache = {}, b""
-    ranges = deployment.ranges(member)
+    ranges = member.ranges(deployment.limits)
     for profile in deployment.profiles(member):
         with progress.stage(f"Authoring the {member.name} network ({profile})"):
             net = deployment.author(member, profile, tensorrt)
@@ -104,7 +104,7 @@ def _write_member(
         last = list(plans.values())[-1].timing_cache
         if last:
             write_bytes(home / TIMING_CACHE, last)
-    limits, k = deployment.limits, member.index_topk(deployment.limits)
+    limits = deployment.limits
     first = next(iter(compiled.values()))
     write_json(
         home / "config.json",
@@ -113,12 +113,10 @@ def _write_member(
             "pretrained_config": checkpoint.record,
             "build_config": {
                 "compute": deployment.compute,
-                "taps": list(member.taps),
-                "hidden": member.hidden,
-                "q": asdict(member.q) if member.q else None,
-                "index_topk": k,
+                **member.choices,
+                "index_topk": member.index_topk(limits),
                 "limits": asdict(limits),
-                "profiles": limits.profiles(k),
+                "profiles": member.ranges(limits),
             },
             "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
             "networks": {

@@ -14,6 +14,7 @@ from glmspec.build.configs.limits import CONTEXT
 from glmspec.build.configs.tensorrt import MOST_ELEMENTS, NATIVE_PRODUCTS
 from glmspec.build.deployment import Deployment, Member
 from glmspec.build.errors import ConfigError
+from glmspec.build.layers.paged import RING, WHOLE, Kind
 from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
 from glmspec.build.network.form import FP4
 from glmspec.build.network.reader import Graph, Value, read
@@ -26,19 +27,21 @@ _VIEWS = ("SHUFFLE", "KV_CACHE_UPDATE", "IDENTITY", "CONSTANT")
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on one GPU. per_token: of all caches. pool_pages: pages to allocate. available: None for the host's."""
+    """Bytes on one GPU. per_token: of all caches that grow with the tokens held. rings: of those that do not.
+    pool_pages: pages to allocate. available: None for the host's."""
 
     weights: int
     step: int
     per_token: int
+    rings: int
     pool_pages: int
     page_size: int
     available: int | None
 
     @property
     def caches(self) -> int:
-        """Bytes of the caches, the null page included."""
-        return (self.pool_pages + 1) * self.page_size * self.per_token
+        """Bytes of the caches, rings and null pages included."""
+        return (self.pool_pages + 1) * self.page_size * self.per_token + self.rings
 
     @property
     def tokens(self) -> int:
@@ -54,6 +57,7 @@ def plan_memory(deployment: Deployment, graphs: Sequence[Graph]) -> MemoryPlan:
     limits = deployment.limits
     weights = sum(_size(spec) for spec in _bound_once(deployment))
     per_token = sum(_per_token(deployment, member) for member in deployment.members)
+    rings = sum(_rings(deployment, member) for member in deployment.members)
     step = max(peak(graph) for graph in graphs)
     addressable = _addressable(deployment)
     if (limits.pool_pages or 0) > addressable:
@@ -62,10 +66,10 @@ def plan_memory(deployment: Deployment, graphs: Sequence[Graph]) -> MemoryPlan:
             f"{addressable * limits.page_size:,}: a cache may have {MOST_ELEMENTS:,} elements."
         )
     wanted = limits.pool_pages or min(limits.num_pages - 1, addressable)
-    plan = MemoryPlan(weights, step, per_token, wanted, limits.page_size, deployment.target.usable_memory)
+    plan = MemoryPlan(weights, step, per_token, rings, wanted, limits.page_size, deployment.target.usable_memory)
     if plan.available is None:
         return plan
-    room = (plan.available - weights - step) // (per_token * limits.page_size) - 1
+    room = (plan.available - weights - step - rings) // (per_token * limits.page_size) - 1
     needed = wanted if limits.pool_pages else limits.pages_per_sequence
     if room < needed:
         raise ConfigError(_too_small(deployment, plan, needed, room))
@@ -128,19 +132,35 @@ def _bound_once(deployment: Deployment) -> list[TensorSpec]:
     return list(found.values())
 
 
-def _caches(deployment: Deployment, member: Member) -> list[TensorSpec]:
+def _caches(deployment: Deployment, member: Member, kind: Kind) -> list[TensorSpec]:
     specs = member.model.input_specs(deployment.limits, deployment.form(member, CONTEXT))
-    return [spec for spec in specs if spec.role == CACHE]
+    return [spec for spec in specs if spec.role == CACHE and spec.dims[0] == kind.pages]
 
 
 def _per_token(deployment: Deployment, member: Member) -> int:
-    return sum(spec.dims[1] * spec.dims[3] * _BITS[spec.dtype] // 8 for spec in _caches(deployment, member))
+    caches = _caches(deployment, member, WHOLE)
+    return sum(spec.dims[1] * spec.dims[3] * _BITS[spec.dtype] // 8 for spec in caches)
+
+
+def _rings(deployment: Deployment, member: Member) -> int:
+    """Bytes of a drafter's rings. Raises `ConfigError` when one has more elements than kernels can count."""
+    limits, total = deployment.limits, 0
+    pages = limits.num_ring_pages(limits.ring_pages(member.sliding_window))
+    for spec in _caches(deployment, member, RING):
+        elements = pages * math.prod(spec.dims[1:])
+        if elements > MOST_ELEMENTS:
+            raise ConfigError(
+                f"--max-num-seqs: found {limits.max_num_seqs:,} with a sliding window of {member.sliding_window:,} "
+                f"tokens ({member.name}), whose cache has {elements:,} elements, expected at most {MOST_ELEMENTS:,}."
+            )
+        total += elements * _BITS[spec.dtype] // 8
+    return total
 
 
 def _addressable(deployment: Deployment) -> int:
     """Pages up to which no cache has more elements than kernels can count."""
     limits = deployment.limits
-    widest = max(math.prod(spec.dims[1:]) for member in deployment.members for spec in _caches(deployment, member))
+    widest = max(math.prod(one.dims[1:]) for member in deployment.members for one in _caches(deployment, member, WHOLE))
     pages = MOST_ELEMENTS // widest - 1
     if pages < limits.pages_per_sequence:
         raise ConfigError(
@@ -164,9 +184,11 @@ def _too_small(deployment: Deployment, plan: MemoryPlan, needed: int, room: int)
     lower = "--max-cached-tokens" if limits.pool_pages else "--max-model-len or --max-num-batched-tokens"
     native = NATIVE_PRODUCTS.get(target.compute_capability or "", ())
     smaller = ", smaller weights (--quant nvfp4)" if "nvfp4" in native and "nvfp4" not in deployment.kinds else ""
-    advice = f"Lower {lower}, or use" if plan.weights + plan.step < plan.available else "Use"
+    advice = f"Lower {lower}, or use" if plan.weights + plan.step + plan.rings < plan.available else "Use"
+    rings = f"sliding windows {plan.rings / 1e9:.1f} GB, " if plan.rings else ""
     return (
-        f"memory of one {target.name} ({plan.available / 1e9:.0f} GB usable): weights {plan.weights / 1e9:.1f} GB and "
-        f"a step's tensors {plan.step / 1e9:.1f} GB leave room for {found:,} cached tokens of {plan.per_token:,} "
-        f"bytes, expected at least {needed * limits.page_size:,}. {advice} more ranks (--tp){smaller}."
+        f"memory of one {target.name} ({plan.available / 1e9:.0f} GB usable): {rings}weights {plan.weights / 1e9:.1f} "
+        f"GB and a step's tensors {plan.step / 1e9:.1f} GB leave room for {found:,} cached tokens of "
+        f"{plan.per_token:,} bytes, expected at least {needed * limits.page_size:,}. "
+        f"{advice} more ranks (--tp){smaller}."
     )

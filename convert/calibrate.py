@@ -96,5 +96,7 @@ def _prompts(folder: Path, path: Path, config: VerifierConfig) -> list[tuple[int
 
     tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").exists() else None
     limit = config.max_position_embeddings
-    requests = read_requests(path, tokenizer, max_tokens=1, vocab_size=config.vocab_size, max_model_len=limit)
+    requests = read_requests(
+        path, tokenizer, settings={"max_tokens": 1}, vocab_size=config.vocab_size, max_model_len=limit
+    )
     return [request.prompt_ids for request in requests]

@@ -5,6 +5,9 @@ sliding layer only the window's, and the block's rows: all of them, or with `cau
 itself. Two window conventions exist: `anchored`, every row sees [p - W, p) and the whole block (how
 the checkpoints are trained); `relative`, each row sees |q - k| < W.
 
+The first column of a page table stands at position `start` (0 where there is none). A page that is used
+again still holds rows of other positions; they are masked because their columns stand outside.
+
 Legend: B blocks, R rows of a block, H heads, J key/value heads, D head size, X pages, P rows a page,
 M pages of a table, L = M * P context rows, Q = (H / J) * R queries of one key/value head.
 """
@@ -26,6 +29,7 @@ def reference(
     v_cache_XJPD: torch.Tensor,
     page_table_BM: torch.Tensor,
     anchor_B: torch.Tensor,
+    start_B: torch.Tensor | None = None,
     *,
     scale: float,
     causal: bool,
@@ -35,15 +39,16 @@ def reference(
     """[B, R, H, D] in q's dtype; softmax in float32. window 0 is full attention."""
     blocks, rows, heads, dim = q_BRHD.shape
     kv_heads, page_size = k_cache_XJPD.shape[1:3]
-    anchor_B11 = anchor_B.long().view(-1, 1, 1)
-    pages = max(1, -(-int(anchor_B.max()) // page_size))
+    start_B = torch.zeros_like(anchor_B) if start_B is None else start_B
+    anchor_B11, start_B11 = (position_B.long().view(-1, 1, 1) for position_B in (anchor_B, start_B))
+    pages = max(1, -(-int((anchor_B - start_B).max()) // page_size))  # what lies behind is masked for all
     table = page_table_BM[:, :pages].long()
 
     def with_context(cache_XJPD: torch.Tensor, own_BRJD: torch.Tensor) -> torch.Tensor:
         context_BJLD = cache_XJPD[table].transpose(1, 2).reshape(blocks, kv_heads, -1, dim)
         return torch.cat([context_BJLD, own_BRJD.transpose(1, 2)], 2)
 
-    context = torch.arange(pages * page_size).view(1, 1, -1)
+    context = start_B11 + torch.arange(pages * page_size)
     row = torch.arange(rows)
     seen_BRL = (context < anchor_B11).expand(-1, rows, -1)
     if window:
@@ -85,6 +90,7 @@ def native(
     v_cache_XJPD: Tensor,
     page_table_BM: Tensor,
     anchor_B: Tensor,
+    start_B: Tensor | None = None,
     *,
     scale: float,
     causal: bool,
@@ -97,6 +103,7 @@ def native(
     kv_heads = k_BRJD.shape[2]
     per_kv = heads // kv_heads
     inputs = [q_BRHD, k_BRJD, v_BRJD, k_cache_XJPD, v_cache_XJPD, page_table_BM, anchor_B]
+    inputs += [] if start_B is None else [start_B]
     attributes = {"scale": scale, "causal": causal, "window": window, "relative": relative}
     with net.region("block_attention", inputs, attributes) as outputs:
         q_BRJID = ops.reshape(q_BRHD, (0, rows, kv_heads, per_kv, dim))
@@ -104,7 +111,7 @@ def native(
         k_BJRD, v_BJRD = (ops.transpose(own, (0, 2, 1, 3)) for own in (k_BRJD, v_BRJD))
         k_BJLD, v_BJLD = (_context(cache, page_table_BM) for cache in (k_cache_XJPD, v_cache_XJPD))
         on_context = ops.cast(ops.matmul(q_BJQD, k_BJLD, transpose_b=True), "float32") * scale
-        on_context = _mask_context(on_context, anchor_B, rows, per_kv, window, relative)
+        on_context = _mask_context(on_context, anchor_B, start_B, rows, per_kv, window, relative)
         on_block = ops.cast(ops.matmul(q_BJQD, k_BJRD, transpose_b=True), "float32") * scale
         seen_QR = np.tile(_seen_in_block(rows, causal, window, relative), (per_kv, 1))
         on_block = on_block + net.constant(np.where(seen_QR, 0.0, -np.inf)[None, None], "float32")
@@ -122,14 +129,24 @@ def _context(cache_XJPD: Tensor, page_table_BM: Tensor) -> Tensor:
     return ops.reshape(ops.transpose(pages_BMJPD, (0, 2, 1, 3, 4)), (0, kv_heads, -1, dim))
 
 
-def _mask_context(score_BJQL: Tensor, anchor_B: Tensor, rows: int, per_kv: int, window: int, relative: bool) -> Tensor:
+def _mask_context(
+    score_BJQL: Tensor,
+    anchor_B: Tensor,
+    start_B: Tensor | None,
+    rows: int,
+    per_kv: int,
+    window: int,
+    relative: bool,
+) -> Tensor:
     """Scores with unseen context columns at -inf."""
     net = score_BJQL.net
-    column_L = ops.reshape(ops.arange_like(score_BJQL, 3), (1, 1, 1, -1))
+    context = ops.reshape(ops.arange_like(score_BJQL, 3), (1, 1, 1, -1))
+    if start_B is not None:
+        context = context + ops.reshape(start_B, (-1, 1, 1, 1))
     anchor_B111 = ops.reshape(anchor_B, (-1, 1, 1, 1))
-    seen = anchor_B111 > column_L
+    seen = anchor_B111 > context
     if window:
         row_Q = np.tile(np.arange(rows, dtype=np.int32), per_kv)[None, None, :, None]
         first = _first_seen(anchor_B111, net.constant(row_Q, "int32"), window, relative)
-        seen = seen & (column_L > (first - 1))
+        seen = seen & (context > (first - 1))
     return ops.select(seen, score_BJQL, float("-inf"))

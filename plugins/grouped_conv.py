@@ -32,7 +32,7 @@ def native(x_BRD: Tensor, base_TD: Tensor, delta_BRTU: Tensor) -> Tensor:
     with x_BRD.net.region("grouped_conv", [x_BRD, base_TD, delta_BRTU], {}) as outputs:
         x_BRUW = ops.reshape(x_BRD, (0, rows, groups, width))
         total = None
-        for tap in range(taps):
+        for tap in range(min(taps, rows)):  # further ones see nothing but zeros
             base_UW = ops.reshape(ops.narrow(base_TD, 0, tap, 1), (1, 1, groups, width))
             delta_BRU1 = ops.reshape(ops.narrow(delta_BRTU, 2, tap, 1), (0, rows, groups, 1))
             term = (base_UW + delta_BRU1) * ops.shift(x_BRUW, 1, tap)

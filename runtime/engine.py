@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError, MissingCapability
@@ -64,15 +65,11 @@ class Engine:
         self.verifier = _model(verifier, self.directory.model(self.directory.verifier))
         self.drafter = self._load_drafter() if self.drafter_name else None
         num_drafts = self.drafter.num_drafts if self.drafter else 0
-        self.scheduler = Scheduler(self.limits, num_drafts)
+        self.scheduler = Scheduler(self.limits, num_drafts, self.drafter.ring_pages if self.drafter else 0)
         judges = {name: self._load_judge(name) for name in self.directory.acceptance}
-        self.loop = SpeculativeLoop(
-            self.verifier,
-            self.drafter,
-            Acceptance(judges, self.limits, verification),
-            self.limits,
-            self._prepare(adaptive) if adaptive else None,
-        )
+        acceptance = Acceptance(judges, self.limits, verification)
+        chosen = self._prepare(adaptive) if adaptive else None
+        self.loop = SpeculativeLoop(self.verifier, self.drafter, acceptance, self.limits, chosen)
         self.stats = SpecStats(num_drafts)
 
     def _load_drafter(self) -> Drafter:
@@ -87,7 +84,7 @@ class Engine:
                 "Leave it out, or use engines with a drafter."
             )
         made_for = MadeFor(sha256(self.directory.folder / "config.json"), self.drafter_name)
-        machinery = Machinery(self.verifier, self.drafter, self.limits, self.scheduler.pool)
+        machinery = Machinery(self.verifier, self.drafter, self.limits, self.scheduler.pool, self.scheduler.rings)
         return prepare(adaptive, machinery, made_for)
 
     def _load_judge(self, name: str) -> Model:
@@ -172,12 +169,14 @@ def _runnable(directory: EngineDirectory) -> EngineDirectory:
 
 
 def _model(checkpoint: Checkpoint, config: dict[str, Any], shared: dict[str, torch.Tensor] | None = None) -> Model:
-    build = config["build_config"]
+    build, chosen = config["build_config"], checkpoint.config
+    if isinstance(chosen, DrafterConfig):
+        chosen = chosen.chosen(build.get("drafter_window"), build.get("num_speculative_tokens"))
     return Model(
-        checkpoint.config,
+        chosen,
         EngineLimits(**build["limits"]),
         checkpoint.form(build["compute"]),
         [checkpoint.tensors(rank) | (shared or {}) for rank in range(checkpoint.mapping.tp)],
-        tree=model_of(checkpoint.config, tuple(build["taps"]), hidden=build["hidden"]),
+        tree=model_of(chosen, tuple(build["taps"]), hidden=build["hidden"]),
         network_sha256=config["networks"][CONTEXT]["sha256"],
     )

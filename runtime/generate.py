@@ -1,20 +1,30 @@
-"""Answering a file of prompts: JSON lines in, JSON lines out, as many at a time as the engine takes."""
+"""Answering prompts from a file or the terminal: JSON lines out, or answers shown as they grow.
+
+A file's prompts are answered as many at a time as the engine takes; on a terminal one after the other, so that each can
+be watched.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from glmspec.build.errors import RequestError
 from glmspec.build.progress import Progress
-from glmspec.convert.files import write_bytes
-from glmspec.runtime.adaptive import Adaptive
+from glmspec.convert.files import write_bytes, write_json
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.prompts import read_requests
 from glmspec.runtime.request import Answer, Request
+from glmspec.runtime.sequence import Sequence as Running
+from glmspec.runtime.settings import request_of
+from glmspec.runtime.show import Shown, legend
 from glmspec.runtime.stats import SpecStats
 
 
@@ -22,69 +32,147 @@ from glmspec.runtime.stats import SpecStats
 class Job:
     """One prompt and its answer so far."""
 
-    request: Request
-    answer: Answer
-    stats: SpecStats
+    sequence: Running
+    answer: Answer = field(default_factory=Answer)
 
-    def to_json(self, speculated: bool) -> dict[str, Any]:
+    @property
+    def stats(self) -> SpecStats:
+        """Its speculative steps."""
+        return self.sequence.stats
+
+    def to_json(self, engine: Engine) -> dict[str, Any]:
         """The output line."""
-        line: dict[str, Any] = {"output_token_ids": self.answer.tokens}
-        if self.answer.text is not None:
-            line["text"] = self.answer.text
-        line["finish_reason"] = self.answer.finish_reason
-        line["speculative_decoding"] = self.stats.to_json() if speculated else None
+        answer = self.answer
+        line: dict[str, Any] = {"output_token_ids": answer.tokens}
+        if engine.tokenizer is not None:
+            line["text"] = answer.text
+        line["finish_reason"] = answer.finish_reason
+        if self.sequence.request.sampling.logprobs is not None:
+            pairs = zip(answer.tokens, answer.logprobs, strict=True)
+            line["logprobs"] = [one.to_json(token) for token, one in pairs]
+        if self.sequence.request.sampling.temperature:
+            line["seed"] = self.sequence.noise.seed
+        line["speculative_decoding"] = self.stats.to_json() if engine.drafter else None
+        if note := _note(self.sequence, engine):
+            line["note"] = note
         return line
 
 
-def generate_file(
-    engines: Path,
-    source: Path,
-    output: Path,
-    max_tokens: int,
-    speculate: bool,
-    drafter: str | None,
-    progress: Progress,
-    adaptive: Adaptive | None = None,
-) -> None:
-    """Answer every line of `source` into `output`, in order. Raises naming the line at fault before it starts."""
-    if not output.parent.is_dir():
-        raise RequestError(f"{output}: {output.parent} is not a folder")
+def _note(sequence: Running, engine: Engine) -> str | None:
+    if not sequence.beyond_reach:
+        return None
+    reach = engine.drafter.reach
+    return f"{engine.drafter_name} knows {reach:,} positions; beyond them nothing was drafted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to answer and where to. source: a file of JSON lines; prompts: texts instead; neither: lines typed on the
+    terminal. output: a file of JSON lines; None shows answers on a terminal and writes JSON lines elsewhere.
+    statistics: a JSON file for the counters of all answers. settings: of every prompt that has none of its own."""
+
+    source: Path | None
+    prompts: tuple[str, ...]
+    output: Path | None
+    statistics: Path | None
+    settings: Mapping[str, Any]
+
+
+def generate(load: Callable[[], Engine], wanted: Wanted, progress: Progress) -> None:
+    """Answer what is wanted. Raises naming the line, field or folder at fault before anything is answered."""
+    for path in (wanted.output, wanted.statistics):
+        if path is not None and not path.parent.is_dir():
+            raise RequestError(f"{path}: {path.parent} is not a folder")
     with progress.stage("Loading engines"):
-        engine = Engine(engines, drafter, speculate, adaptive=adaptive)
-    limit = engine.limits.max_model_len
-    sizes = {"max_tokens": max_tokens, "vocab_size": engine.verifier.config.vocab_size, "max_model_len": limit}
-    requests = list(read_requests(source, engine.tokenizer, **sizes))
+        engine = load()
+    console = Console(highlight=False)
+    typed = wanted.source is None and not wanted.prompts
     start = time.perf_counter()
-    with progress.steps("Generating", len(requests)) as advance:
-        jobs = answer_all(engine, requests, advance)
+    if typed or (wanted.output is None and wanted.source is None and console.is_terminal):
+        requests = _typed(engine, wanted, console) if typed else _requests(engine, wanted)
+        jobs = _watched(engine, requests, console)
+    else:
+        requests = _requests(engine, wanted)
+        start = time.perf_counter()
+        with progress.steps("Generating", len(requests)) as advance:
+            jobs = answer_all(engine, requests, advance)
     seconds = time.perf_counter() - start
-    has_text, speculated = engine.tokenizer is not None, engine.drafter is not None
-    for job in jobs:
-        if not has_text:
-            job.answer.text = None
-    write_bytes(output, "".join(json.dumps(job.to_json(speculated)) + "\n" for job in jobs).encode())
+    lines = "".join(json.dumps(job.to_json(engine)) + "\n" for job in jobs)
+    if wanted.output is not None:
+        write_bytes(wanted.output, lines.encode())
+    elif not console.is_terminal:
+        print(lines, end="")
+    if wanted.statistics is not None:
+        write_json(wanted.statistics, statistics(engine))
     _summary(jobs, seconds, engine)
 
 
-def answer_all(engine: Engine, requests: list[Request], advance=lambda name: None) -> list[Job]:
-    """Answer requests together, in one packed batch a step; the answers do not depend on the company."""
-    jobs, by_sequence = [], {}
+def _requests(engine: Engine, wanted: Wanted) -> list[Request]:
+    """Of the file or the texts."""
+    sizes = {"vocab_size": engine.verifier.config.vocab_size, "max_model_len": engine.limits.max_model_len}
+    if wanted.source is not None:
+        return list(read_requests(wanted.source, engine.tokenizer, settings=wanted.settings, **sizes))
+    made = []
+    for text in wanted.prompts:
+        if engine.tokenizer is None:
+            raise RequestError("--prompt: this engine has no tokenizer; give --input with prompt_token_ids")
+        made.append(request_of(engine.tokenizer.encode(text), wanted.settings, engine.tokenizer))
+        made[-1].check(has_text=True, **sizes)
+    return made
+
+
+def _typed(engine: Engine, wanted: Wanted, console: Console) -> Iterator[Request]:
+    """One prompt a line until the terminal's end of input; a line at fault is told, and the next asked for."""
+    while True:
+        try:
+            text = console.input("[bold]> [/bold]")
+        except EOFError:
+            return
+        if text:
+            try:
+                yield from _requests(engine, replace(wanted, prompts=(text,)))
+            except RequestError as error:
+                console.print(str(error), style="red", markup=False)
+
+
+def _watched(engine: Engine, requests: Iterable[Request], console: Console) -> list[Job]:
+    """Answer one by one, shown as they grow."""
+    jobs = []
+    if engine.drafter:
+        legend(console)
     for request in requests:
-        sequence = engine.add(request)
-        jobs.append(Job(request, Answer(), sequence.stats))
-        by_sequence[sequence] = jobs[-1]
+        shown, job = Shown(console, engine.tokenizer), Job(engine.add(request))
+        while engine.busy:
+            for _, delta in engine.step():
+                job.answer.add(delta)
+                shown.add(delta)
+        if note := _note(job.sequence, engine):
+            console.print(f"({note})", style="dim")
+        jobs.append(job)
+    return jobs
+
+
+def answer_all(
+    engine: Engine, requests: Sequence[Request], advance: Callable[[str], None] = lambda name: None
+) -> list[Job]:
+    """Answer requests together, in one packed batch a step; the answers do not depend on the company."""
+    jobs = {job.sequence: job for job in (Job(engine.add(request)) for request in requests)}
     while engine.busy:
         for sequence, delta in engine.step():
-            by_sequence[sequence].answer.add(delta)
+            jobs[sequence].answer.add(delta)
             if sequence.finished:
                 advance("prompt")
-    return jobs
+    return list(jobs.values())
+
+
+def statistics(engine: Engine) -> dict[str, Any]:
+    """Everything the engine has answered so far: counters pooled, then divided; positions from the first draft on."""
+    stats = engine.stats
+    return {"drafter": engine.drafter_name, **stats.to_json(), "position_rates": stats.position_rates}
 
 
 def _summary(jobs: list[Job], seconds: float, engine: Engine) -> None:
     """A table on stderr: how many tokens, how fast, how well the drafts were accepted."""
-    from rich.console import Console
-
     tokens = sum(len(job.answer.tokens) for job in jobs)
     console = Console(stderr=True, highlight=False)
     console.print(f"{len(jobs)} prompts, {tokens} tokens, {tokens / max(seconds, 1e-9):.0f} tokens/s")
@@ -92,10 +180,8 @@ def _summary(jobs: list[Job], seconds: float, engine: Engine) -> None:
         console.print(stats_table(engine.stats, engine.drafter_name))
 
 
-def stats_table(stats: SpecStats, drafter: str) -> Any:
+def stats_table(stats: SpecStats, drafter: str) -> Table:
     """Acceptance length, rate and per-position rates as a rich table."""
-    from rich.table import Table
-
     table = Table()
     table.add_column("speculative decoding")
     table.add_column(drafter, justify="right")

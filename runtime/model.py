@@ -12,6 +12,7 @@ from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import EngineError
 from glmspec.build.layers.basic import EXPERT_START, VOCABULARY_START
+from glmspec.build.layers.paged import RING_TABLE
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
 from glmspec.build.models.verifier import Verifier
@@ -25,6 +26,7 @@ from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor
 
 class Model:
     """One network on the reference executor, all of its ranks. weights: by rank; plain ones in any float dtype.
+    Its `ring_pages` are what every sequence must own for sliding layers (0: none slides).
     tree: the network to author when it is not the config's own with these taps, such as `Mtp(config)`."""
 
     def __init__(
@@ -49,14 +51,16 @@ class Model:
             )
         self.config = config
         self.contract: Contract = net.contract()
+        self.ring_pages = next((spec.dims[1] for spec in self.contract.inputs if spec.name == RING_TABLE), 0)
         self.tap_names = [spec.name for spec in self.contract.inputs if spec.name.startswith("tap.")]
         self.weights = [{spec.name: _weight(spec, mine) for spec in self.contract.of_role(WEIGHT)} for mine in weights]
         tables = [
             {spec.name: _table(spec, config, form.mapping, rank) for spec in self.contract.of_role(TABLE)}
             for rank in range(form.mapping.tp)
         ]
+        pages = {"X": limits.num_pages, "XR": limits.num_ring_pages(self.ring_pages)}
         # Zeros, because a masked row still enters a sum: 0 * NaN would poison it.
-        self.caches = [{spec.name: _zeros(spec, limits) for spec in self.contract.of_role(CACHE)} for _ in self.weights]
+        self.caches = [{spec.name: _zeros(spec, pages) for spec in self.contract.of_role(CACHE)} for _ in self.weights]
         bound = [mine | own for mine, own in zip(self.weights, tables, strict=True)]
         if form.mapping.tp == 1:
             self.executor = ReferenceExecutor(graph, bound[0], self.caches[0], **executor_options)
@@ -92,6 +96,5 @@ def _weight(spec: TensorSpec, weights: dict[str, torch.Tensor]) -> torch.Tensor:
     return tensor if spec.dtype == FP4 else tensor.to(getattr(torch, spec.dtype))
 
 
-def _zeros(spec: TensorSpec, limits: EngineLimits) -> torch.Tensor:
-    dims = [limits.num_pages if dim == "X" else dim for dim in spec.dims]
-    return torch.zeros(dims, dtype=getattr(torch, spec.dtype))
+def _zeros(spec: TensorSpec, pages: dict[str, int]) -> torch.Tensor:
+    return torch.zeros([pages.get(dim, dim) for dim in spec.dims], dtype=getattr(torch, spec.dtype))

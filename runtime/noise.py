@@ -20,7 +20,7 @@ class Noise:
 
     def draws(self, position: int, count: int) -> np.ndarray:
         """One number for each of `count` positions from `position` on: what draws the token there. [count]."""
-        raw = np.random.Philox(key=[self.seed, _DRAW], counter=[position, 0, 0, 0]).random_raw(_PER_COUNTER * count)
+        raw = self._raw(_DRAW, (position, 0), _PER_COUNTER * count)
         return _uniform(raw[::_PER_COUNTER])
 
     def block(self, anchor: int, drafts: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -28,9 +28,13 @@ class Noise:
         [drafts], and that draws the last token. No two blocks of a sequence have the same anchor, and what is done with
         one block's numbers tells nothing of another's."""
         # The counter's second word: blocks do not overlap, however many numbers one takes.
-        raw = np.random.Philox(key=[self.seed, _BLOCK], counter=[0, anchor, 0, 0]).random_raw(2 * drafts + 1)
-        numbers = _uniform(raw)
+        numbers = _uniform(self._raw(_BLOCK, (0, anchor), 2 * drafts + 1))
         return numbers[1::2], numbers[2::2], float(numbers[0])
+
+    def _raw(self, use: int, place: tuple[int, int], count: int) -> np.ndarray:
+        # Arrays, because numpy makes floats of a list with numbers beyond 2^63.
+        key, counter = (np.array(words, dtype=np.uint64) for words in ((self.seed, use), (*place, 0, 0)))
+        return np.random.Philox(key=key, counter=counter).random_raw(count)
 
 
 def fresh_seed() -> int:

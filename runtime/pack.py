@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from glmspec.build.configs.limits import EngineLimits
-from glmspec.runtime.pages import NULL_PAGE, Span, page_table, write_plan
+from glmspec.runtime.pages import NULL_PAGE, Span, page_table, ring_page_table, ring_write_plan, write_plan
 
 Inputs = dict[str, torch.Tensor]
 
@@ -26,11 +26,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Block:
-    """A block to draft. pages: the sequence's. anchor: its newest token. position: the anchor's."""
+    """A block to draft. pages, ring: the sequence's. anchor: its newest token. position: the anchor's."""
 
     pages: Sequence[int]
     anchor: int
     position: int
+    ring: Sequence[int] = ()
 
 
 # Drafted when rows must be appended and no sequence wants a block: it reads nothing and is thrown away.
@@ -65,7 +66,7 @@ def pack_blocks(
     kept_rows: Sequence[int], kept: Sequence[Span], blocks: Sequence[Block], limits: EngineLimits
 ) -> Inputs:
     """A drafter's inputs, but for the taps. kept_rows: rows of the last verifier step to append to the context;
-    kept: whose they are, in the same order."""
+    kept: whose they are, in the same order. Sequences that have rings give the inputs of sliding layers too."""
     blocks = blocks or [IDLE_BLOCK]
     width = max(1, max(-(-block.position // limits.page_size) for block in blocks))
     return tensors(
@@ -76,8 +77,19 @@ def pack_blocks(
             "anchor_ids": np.array([block.anchor for block in blocks], dtype=np.int32),
             "anchor_positions": np.array([block.position for block in blocks], dtype=np.int32),
             "page_table": page_table([block.pages for block in blocks], width),
+            **(_ring_inputs(kept, blocks, limits) if kept[0].ring else {}),
         }
     )
+
+
+def _ring_inputs(kept: Sequence[Span], blocks: Sequence[Block], limits: EngineLimits) -> dict[str, np.ndarray]:
+    """What a drafter's sliding layers read beside the rest."""
+    ring_pages, size = len(kept[0].ring), limits.page_size
+    table, start = ring_page_table(
+        [block.ring for block in blocks], [block.position for block in blocks], size, ring_pages
+    )
+    plan = ring_write_plan(kept, size, limits.num_ring_pages(ring_pages))
+    return {**plan, "ring_page_table": table, "ring_start": start}
 
 
 def _segments(spans: Sequence[Span], most: int) -> tuple[np.ndarray, np.ndarray, list[int]]:

@@ -36,28 +36,49 @@ class PagePool:
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive positions of one sequence. pages: the sequence's own, in order."""
+    """Consecutive positions of one sequence. pages: the sequence's own, in order. ring: those that its rows go round in
+    where a drafter's layers slide."""
 
     pages: Sequence[int]
     start: int
     count: int
+    ring: Sequence[int] = ()
 
 
 def write_plan(spans: Sequence[Span], page_size: int, num_pages: int) -> dict[str, np.ndarray]:
     """Where the spans' rows go, as network inputs (see `build/layers/paged.py`). Rows are numbered span after span."""
-    position = np.concatenate([np.arange(span.start, span.start + span.count) for span in spans])
-    ordinal = position // page_size
-    page = np.concatenate(
-        [np.asarray(span.pages)[ordinal[at : at + span.count]] for at, span in zip(_starts(spans), spans, strict=True)]
-    )
+    positions = [np.arange(span.start, span.start + span.count) for span in spans]
+    page = [np.asarray(span.pages)[own // page_size] for span, own in zip(spans, positions, strict=True)]
+    slot = np.concatenate(positions) % page_size
+    return _plan(np.arange(len(slot)), np.concatenate(page), slot, num_pages)
+
+
+def ring_write_plan(spans: Sequence[Span], page_size: int, num_pages: int) -> dict[str, np.ndarray]:
+    """The same for the spans' rings: page ordinal o of a sequence lies in its ring page o mod their number. Rows that a
+    later row of the span would overwrite are left out, so a page gets rows of one ordinal only."""
+    rows, pages, slots, first = [], [], [], 0
+    for span in spans:
+        last = (span.start + span.count - 1) // page_size
+        start = max(span.start, (last + 1 - len(span.ring)) * page_size)
+        position = np.arange(start, span.start + span.count)
+        rows.append(first + position - span.start)
+        pages.append(np.asarray(span.ring)[position // page_size % len(span.ring)])
+        slots.append(position % page_size)
+        first += span.count
+    plan = _plan(*(np.concatenate(part) for part in (rows, pages, slots)), num_pages)
+    return {f"ring_{name}": array for name, array in plan.items()}
+
+
+def _plan(row: np.ndarray, page: np.ndarray, slot: np.ndarray, num_pages: int) -> dict[str, np.ndarray]:
+    """The plan of rows, given in order of position, whose places are known."""
     order = np.argsort(page, kind="stable")  # rows of a page stay in order of position
     counts = np.bincount(page, minlength=num_pages)
     cumulative = np.zeros(num_pages + 1, dtype=np.int32)
     np.cumsum(counts, out=cumulative[1:])
     offset = np.zeros(num_pages, dtype=np.int32)
     written, first = np.unique(page, return_index=True)
-    offset[written] = position[first] - ordinal[first] * page_size
-    return {"write_order": order.astype(np.int32), "write_offset": offset, "write_cumulative": cumulative}
+    offset[written] = slot[first]
+    return {"write_order": row[order].astype(np.int32), "write_offset": offset, "write_cumulative": cumulative}
 
 
 def page_table(owned: Sequence[Sequence[int]], width: int) -> np.ndarray:
@@ -69,9 +90,14 @@ def page_table(owned: Sequence[Sequence[int]], width: int) -> np.ndarray:
     return table
 
 
-def _starts(spans: Sequence[Span]) -> list[int]:
-    starts, total = [], 0
-    for span in spans:
-        starts.append(total)
-        total += span.count
-    return starts
+def ring_page_table(
+    rings: Sequence[Sequence[int]], positions: Sequence[int], page_size: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """int32 [len(rings), width], each ring's pages from its oldest to the one before `positions`, and where they begin,
+    int32 [len(rings)]. A ring that is empty gives null pages."""
+    first = np.maximum(-(-np.asarray(positions) // page_size) - width, 0)
+    table = np.full((len(rings), width), NULL_PAGE, dtype=np.int32)
+    for row, ring, ordinal in zip(table, rings, first, strict=True):
+        if len(ring):
+            row[:] = np.asarray(ring)[(ordinal + np.arange(width)) % width]
+    return table, (first * page_size).astype(np.int32)

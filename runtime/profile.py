@@ -36,6 +36,7 @@ class Machinery:
     drafter: Drafter
     limits: EngineLimits
     pool: PagePool
+    rings: PagePool  # where a drafter's sliding layers keep their rows
 
 
 def measure_costs(machinery: Machinery) -> CostTable:
@@ -44,14 +45,17 @@ def measure_costs(machinery: Machinery) -> CostTable:
     most = _block_rows(limits)
     each = -(-2 * most // limits.page_size)  # for the rows verified, and those drafted after them
     blocks = max(1, min(limits.max_num_seqs, pool.free // each))
-    pages = pool.take(min(blocks * each, pool.free))
+    ring = machinery.drafter.ring_pages
+    pages, rings = pool.take(min(blocks * each, pool.free)), machinery.rings.take(blocks * ring)
     try:
-        idle = [_idle(machinery, pages[at * each : (at + 1) * each]) for at in range(blocks)]
+        places = [(pages[at * each : (at + 1) * each], rings[at * ring : (at + 1) * ring]) for at in range(blocks)]
+        idle = [_idle(machinery, *place) for place in places]
         verify = {size: _verify(machinery, idle, size) for size in measured_sizes(blocks * most)}
         draft = {size: _draft(machinery, idle[:size]) for size in measured_sizes(blocks)}
         return CostTable(_measured(draft), _measured(verify))
     finally:
         pool.give_back(pages[::-1])  # in the order in which they were taken
+        machinery.rings.give_back(rings[::-1])
 
 
 def measured_sizes(most: int) -> list[int]:
@@ -87,7 +91,7 @@ def _measured(runs: dict[int, Callable[[], object]]) -> Column:
     return Column.of(list(times), [statistics.median(one) for one in times.values()], captured)
 
 
-def _idle(machinery: Machinery, pages: list[int]) -> Running:
+def _idle(machinery: Machinery, pages: list[int], ring: list[int]) -> Running:
     """A sequence after a verify step that kept a whole block: its rows lie on `pages`, all before them on the null
     page."""
     limits = machinery.limits
@@ -96,7 +100,7 @@ def _idle(machinery: Machinery, pages: list[int]) -> Running:
     start = before * limits.page_size
     request = Request(prompt_ids=(0,) * (start + most + 1), max_tokens=1)
     sequence = Running(request, Ending(request, (), None, 1), len(request.prompt_ids), SpecStats(0))
-    sequence.pages, sequence.cached = [NULL_PAGE] * before + pages, start
+    sequence.pages, sequence.ring, sequence.cached = [NULL_PAGE] * before + pages, ring, start
     return sequence
 
 

@@ -1,28 +1,27 @@
-"""Prompt files: JSON lines, each with `prompt` (text) or `prompt_token_ids`."""
+"""Prompt files: JSON lines, each with `prompt` (text) or `prompt_token_ids`, and with settings of its own if it has any
+(see `settings.py`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from glmspec.build.errors import RequestError
 from glmspec.runtime.request import Request
+from glmspec.runtime.settings import SETTINGS, request_of
 from glmspec.runtime.text import Tokenizer
 
-# Settings that other tools take from a prompt line: refused, because ignoring them would give another answer.
-_NOT_A_LINE_S = {
-    *("temperature", "top_p", "top_k", "min_p", "seed", "n", "best_of", "logprobs", "logit_bias"),
-    *("max_tokens", "max_completion_tokens", "min_tokens", "ignore_eos"),
-    *("stop", "stop_words", "stop_token_ids", "bad_words"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
-}
+# What other tools take from a prompt line: refused, because ignoring it would give another answer.
+_OTHERS = {"n", "best_of", "max_completion_tokens", "stop_words", "messages", "response_format", "tools"}
 
 
 def read_requests(
-    source: Path, tokenizer: Tokenizer | None, *, max_tokens: int, vocab_size: int, max_model_len: int
+    source: Path, tokenizer: Tokenizer | None, *, settings: Mapping[str, Any], vocab_size: int, max_model_len: int
 ) -> Iterator[Request]:
-    """The requests of a file, in order; blank lines are skipped. Raises `RequestError` naming the line at fault."""
+    """The requests of a file, in order; blank lines are skipped. settings: of every line that does not say otherwise.
+    Raises `RequestError` naming the line at fault."""
     try:
         text = source.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -31,23 +30,28 @@ def read_requests(
         if not line.strip():
             continue
         try:
-            request = Request(prompt_ids=tuple(_prompt_ids(line, tokenizer)), max_tokens=max_tokens)
+            request = _request(line, tokenizer, settings)
             request.check(vocab_size, max_model_len, tokenizer is not None)
         except RequestError as error:
             raise RequestError(f"{source}: line {number}: {error}") from None
         yield request
 
 
-def _prompt_ids(line: str, tokenizer: Tokenizer | None) -> list[int]:
+def _request(line: str, tokenizer: Tokenizer | None, settings: Mapping[str, Any]) -> Request:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"not JSON ({error})") from None
     if not isinstance(value, dict) or ("prompt" in value) == ("prompt_token_ids" in value):
         raise RequestError("expected an object with either prompt or prompt_token_ids")
-    odd = sorted(_NOT_A_LINE_S & value.keys())
+    odd = sorted(_OTHERS & value.keys())
     if odd:
-        raise RequestError(f"{', '.join(odd)}: not a setting of a line; the command line sets it for all")
+        raise RequestError(f"{', '.join(odd)}: not a setting of a line, expected some of {', '.join(SETTINGS)}")
+    own = {name: value[name] for name in SETTINGS if value.get(name) is not None}
+    return request_of(_prompt_ids(value, tokenizer), {**settings, **own}, tokenizer)
+
+
+def _prompt_ids(value: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:
     if "prompt" in value:
         if not isinstance(value["prompt"], str):
             raise RequestError(f"prompt: found {value['prompt']!r}, expected a text")

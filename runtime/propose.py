@@ -49,11 +49,13 @@ class Drafts:
 
 
 class Drafter(Protocol):
-    """Proposes blocks. num_drafts: of a block. reach: positions it was made for. features: the verifier's outputs that
-    it goes on from. confident: its signal is a chance of acceptance (else a margin)."""
+    """Proposes blocks. num_drafts: of a block. reach: positions it was made for. ring_pages: what a sequence must own
+    for its sliding layers. features: the verifier's outputs that it goes on from. confident: its signal is a chance of
+    acceptance (else a margin)."""
 
     num_drafts: int
     reach: int
+    ring_pages: int
     features: Sequence[str]
     confident: bool
 
@@ -67,7 +69,7 @@ class BlockDrafter:
     def __init__(self, model: Model, limits: EngineLimits) -> None:
         self.model, self.limits = model, limits
         self.num_drafts, self.reach = model.config.num_drafts, model.config.max_position_embeddings
-        self.features = model.tap_names
+        self.ring_pages, self.features = model.ring_pages, model.tap_names
         outputs = {spec.name for spec in model.contract.outputs}
         self.confident = "confidence" in outputs
         self._sampled = "q" in outputs
@@ -75,8 +77,8 @@ class BlockDrafter:
     def propose(self, features: Features, kept: Sequence[Kept], wanted: Sequence[Running]) -> Drafts:
         """See `Drafter`."""
         rows = [row for one in kept for row in range(one.first_row, one.first_row + one.count)]
-        spans = [Span(one.sequence.pages, one.start, one.count) for one in kept]
-        blocks = [Block(one.pages, one.tokens[-1], len(one.tokens) - 1) for one in wanted]
+        spans = [Span(one.sequence.pages, one.start, one.count, one.sequence.ring) for one in kept]
+        blocks = [Block(one.pages, one.tokens[-1], len(one.tokens) - 1, one.ring) for one in wanted]
         inputs = pack_blocks(rows, spans, blocks, self.limits)
         inputs |= {name: features[name] for name in self.features}
         if self._sampled:

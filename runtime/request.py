@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from glmspec.build.errors import RequestError
 from glmspec.runtime.sampling import GREEDY, Sampling
@@ -62,6 +63,10 @@ class TokenLogprob:
     logprob: float
     best: tuple[tuple[int, float], ...]
 
+    def to_json(self, token: int) -> dict[str, Any]:
+        """As part of an answer's JSON. token: whose."""
+        return {"token": token, "logprob": self.logprob, "top": [list(one) for one in self.best]}
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -85,10 +90,12 @@ class Answer:
     text: str = ""
     finish_reason: str | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
 
     def add(self, delta: Delta) -> None:
         """Append one delta."""
         self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs)
+        self.cumulative_logprob += sum(one.logprob for one in delta.logprobs)
         self.text += delta.text
         self.finish_reason = delta.finish_reason

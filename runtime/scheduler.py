@@ -30,13 +30,16 @@ class Turn:
 class Scheduler:
     """Waiting and running sequences, and the pages they own.
 
-    num_drafts: drafts in a block, 0 without a drafter.
+    num_drafts: drafts in a block, 0 without a drafter. ring_pages: pages of a sequence's ring, 0 where no layer of the
+    drafter slides.
     """
 
-    def __init__(self, limits: EngineLimits, num_drafts: int) -> None:
+    def __init__(self, limits: EngineLimits, num_drafts: int, ring_pages: int = 0) -> None:
         self.limits = limits
         self.num_drafts = num_drafts
         self.pool = PagePool(limits.num_pages)
+        self.ring_pages = ring_pages
+        self.rings = PagePool(limits.num_ring_pages(ring_pages))  # one for every sequence that may run
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -80,9 +83,11 @@ class Scheduler:
                 return
             sequence = self.waiting.popleft()
             sequence.pages = self.pool.take(needed)
+            sequence.ring = self.rings.take(self.ring_pages)
             self.running.append(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.pool.give_back(sequence.pages)
-        sequence.pages = []
+        self.rings.give_back(sequence.ring)
+        sequence.pages, sequence.ring = [], []

@@ -37,6 +37,7 @@ class Sequence:
         self.tokens = list(request.prompt_ids)
         self.cached = 0
         self.pages: list[int] = []
+        self.ring: list[int] = []  # pages of the drafter's sliding layers, which its rows go round in
         self.most_tokens = most_tokens
         self.stats = stats
         self.finish_reason: str | None = None

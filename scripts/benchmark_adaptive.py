@@ -169,7 +169,7 @@ def learned(engine: Engine, prompts: list[str]) -> Estimates:
 def measure(engine: Engine, prompts: list[str], others: list[str], advance) -> dict[str, object]:
     """Both temperatures, and every table of costs."""
     estimates = learned(engine, others)
-    machinery = Machinery(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool)
+    machinery = Machinery(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool, engine.scheduler.rings)
     costs = COSTS | {CPU: measure_costs(machinery)}
     runs = []
     for temperature in TEMPERATURES:

@@ -27,12 +27,14 @@ _NUMPY = {
 
 @dataclass(frozen=True)
 class Chunk:
-    """One response: what a step added (or the whole answer, when not streaming)."""
+    """One response: what a step added (or the whole answer, when not streaming). logprobs: an object a token, where the
+    request asked for them: token, logprob, top."""
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: str | None
     stats: SpecStats
+    logprobs: tuple[dict[str, Any], ...] = ()
 
 
 class Client:
@@ -97,7 +99,11 @@ def _chunk(result: Any) -> Chunk:
 
     stats = SpecStats.from_json(json.loads(text("speculative_decoding")))
     return Chunk(
-        text("text_output"), tuple(result.as_numpy("output_ids").tolist()), text("finish_reason") or None, stats
+        text("text_output"),
+        tuple(result.as_numpy("output_ids").tolist()),
+        text("finish_reason") or None,
+        stats,
+        tuple(json.loads(text("output_logprobs") or "[]")),
     )
 
 

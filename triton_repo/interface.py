@@ -33,7 +33,12 @@ INPUTS: dict[str, Field] = {
     "temperature": Field(("temperature", "sampling_param_temperature"), "TYPE_FP32"),
     "top_k": Field(("top_k", "sampling_param_top_k"), "TYPE_INT32"),
     "top_p": Field(("top_p", "sampling_param_top_p"), "TYPE_FP32"),
+    "min_p": Field(("min_p", "sampling_param_min_p"), "TYPE_FP32"),
     "seed": Field(("seed", "sampling_param_seed"), "TYPE_UINT64"),
+    "min_tokens": Field(("min_tokens", "sampling_param_min_tokens"), "TYPE_INT32"),
+    "stop_token_ids": Field(("stop_token_ids",), "TYPE_INT32", (-1,)),
+    "logit_bias": Field(("logit_bias",), "TYPE_STRING"),  # a JSON object {"token id": bias}
+    "logprobs": Field(("logprobs", "sampling_param_logprobs"), "TYPE_INT32"),
     "repetition_penalty": Field(("repetition_penalty",), "TYPE_FP32"),
     "frequency_penalty": Field(("frequency_penalty", "sampling_param_frequency_penalty"), "TYPE_FP32"),
     "presence_penalty": Field(("presence_penalty", "sampling_param_presence_penalty"), "TYPE_FP32"),
@@ -44,16 +49,8 @@ INPUTS: dict[str, Field] = {
     "speculate": Field(("speculate",), "TYPE_BOOL"),
 }
 
-# Fields that clients send and that change nothing yet: their only legal values. (A seed may be anything: greedy
-# decoding draws no numbers. The finish reason is always returned.)
-NEUTRAL: dict[str, tuple] = {
-    "repetition_penalty": (1.0,),
-    "frequency_penalty": (0.0,),
-    "presence_penalty": (0.0,),
-    "bad_words": ([],),
-    "return_cumulative_logprob": (False,),
-    "exclude_input": (True,),  # answers never repeat the prompt
-}
+# Fields that clients send and that change nothing: their only legal values. (The finish reason is always returned.)
+NEUTRAL: dict[str, tuple] = {"exclude_input": (True,)}  # answers never repeat the prompt
 
 # A response is one engine step when streaming, the whole answer otherwise. The last one has a finish_reason.
 OUTPUTS: dict[str, Field] = {
@@ -62,6 +59,9 @@ OUTPUTS: dict[str, Field] = {
     "finish_reason": Field(("finish_reason",), "TYPE_STRING"),  # "" until the last response
     "num_input_tokens": Field(("num_input_tokens",), "TYPE_INT32"),
     "num_output_tokens": Field(("num_output_tokens",), "TYPE_INT32"),  # so far
+    "cumulative_logprob": Field(("cumulative_logprob",), "TYPE_FP32"),  # so far; 0 unless asked for
+    # JSON, "" unless asked for: for every token of this response {"token", "logprob", "top": [[token, logprob], ...]}
+    "output_logprobs": Field(("output_logprobs",), "TYPE_STRING"),
     "acceptance_rate": Field(("acceptance_rate",), "TYPE_FP32"),
     "total_accepted_draft_tokens": Field(("total_accepted_draft_tokens",), "TYPE_INT32"),
     "total_draft_tokens": Field(("total_draft_tokens",), "TYPE_INT32"),

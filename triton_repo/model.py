@@ -35,9 +35,12 @@ class TritonPythonModel:
         }
         version_folder = Path(args["model_repository"]) / args["model_version"]
         engines = (version_folder / parameters["engines"]).resolve()
-        adaptive = settings_of(parameters, version_folder)
         self._engine = Engine(
-            engines, parameters["drafter"] or None, parameters["speculate"] == "true", adaptive=adaptive
+            engines,
+            parameters["drafter"] or None,
+            parameters["speculate"] == "true",
+            verification=parameters["verification"],
+            adaptive=settings_of(parameters, version_folder),
         )
         self._worker = Worker(self._engine)
 
@@ -74,10 +77,11 @@ def _listener(call: Call, request: Any, sender: Any) -> Listener:
     def delta(sequence: Sequence, gained: Delta) -> None:
         answer.add(gained)
         if call.stream:
-            _send(sender, sequence, gained, len(answer.tokens))
+            _send(sender, sequence, gained, answer)
         elif gained.finish_reason:
-            whole = Delta(tuple(answer.tokens), answer.text, gained.finish_reason)
-            _send(sender, sequence, whole, len(answer.tokens))
+            logprobs = tuple(answer.logprobs)
+            whole = Delta(tuple(answer.tokens), answer.text, gained.finish_reason, logprobs=logprobs)
+            _send(sender, sequence, whole, answer)
 
     def failed(error: GlmspecError) -> None:
         if isinstance(error, Cancelled):
@@ -88,14 +92,16 @@ def _listener(call: Call, request: Any, sender: Any) -> Listener:
     return Listener(delta, failed, request.is_cancelled)
 
 
-def _send(sender: Any, sequence: Sequence, delta: Delta, tokens_so_far: int) -> None:
+def _send(sender: Any, sequence: Sequence, delta: Delta, so_far: Answer) -> None:
     stats = sequence.stats
     values = {
         "text_output": np.array([delta.text.encode()], dtype=object),
         "output_ids": np.array(delta.tokens, dtype=np.int32),
         "finish_reason": np.array([(delta.finish_reason or "").encode()], dtype=object),
         "num_input_tokens": np.array([len(sequence.request.prompt_ids)], dtype=np.int32),
-        "num_output_tokens": np.array([tokens_so_far], dtype=np.int32),
+        "num_output_tokens": np.array([len(so_far.tokens)], dtype=np.int32),
+        "cumulative_logprob": np.array([so_far.cumulative_logprob], dtype=np.float32),
+        "output_logprobs": np.array([_logprobs(delta).encode()], dtype=object),
         "acceptance_rate": np.array([stats.draft_acceptance_rate or 0.0], dtype=np.float32),
         "total_accepted_draft_tokens": np.array([stats.num_accepted], dtype=np.int32),
         "total_draft_tokens": np.array([stats.num_draft_tokens], dtype=np.int32),
@@ -103,6 +109,12 @@ def _send(sender: Any, sequence: Sequence, delta: Delta, tokens_so_far: int) -> 
     }
     response = pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in values.items()])
     sender.send(response, flags=_FINAL if delta.finish_reason else 0)
+
+
+def _logprobs(delta: Delta) -> str:
+    if not delta.logprobs:
+        return ""
+    return json.dumps([one.to_json(token) for token, one in zip(delta.tokens, delta.logprobs, strict=True)])
 
 
 def _send_error(sender: Any, error: GlmspecError) -> None:

@@ -24,7 +24,12 @@ from glmspec.triton_repo.model import TritonPythonModel  # noqa: F401
 
 
 def write_repository(
-    engines: Path, out: Path, drafter: str | None, speculate: bool, adaptive: Adaptive | None = None
+    engines: Path,
+    out: Path,
+    drafter: str | None,
+    speculate: bool,
+    verification: str = "standard",
+    adaptive: Adaptive | None = None,
 ) -> None:
     """Write the repository. The engines stay where they are: the model finds them relative to its own folder."""
     directory = EngineDirectory.open(engines)
@@ -37,8 +42,13 @@ def write_repository(
         version.mkdir(parents=True)
         place = (out / MODEL_NAME / "1").resolve()  # the final one, not the temporary one
         relative = os.path.relpath(engines.resolve(), place)
-        parameters = {"engines": relative, "drafter": drafter or "", "speculate": "true" if speculate else "false"}
-        parameters |= parameters_of(adaptive, place)
+        parameters = {
+            "engines": relative,
+            "drafter": drafter or "",
+            "speculate": "true" if speculate else "false",
+            "verification": verification,
+            **parameters_of(adaptive, place),
+        }
         write_bytes(folder / MODEL_NAME / "config.pbtxt", model_config(parameters).encode())
         write_bytes(version / "model.py", _MODEL_FILE.encode())
         engines_record = {"folder": relative, "sha256": sha256(engines / "config.json")}

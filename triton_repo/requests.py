@@ -11,6 +11,7 @@ import numpy as np
 
 from glmspec.build.errors import RequestError
 from glmspec.runtime.request import Request
+from glmspec.runtime.settings import SETTINGS, request_of
 from glmspec.runtime.text import Tokenizer
 from glmspec.triton_repo.interface import INPUTS, NEUTRAL
 
@@ -40,19 +41,15 @@ def refuse_unknown(parameters: Mapping[str, Any]) -> None:
 def parse(inputs: Mapping[str, np.ndarray], tokenizer: Tokenizer | None) -> Call:
     """Parse inputs by tensor name. Raises `RequestError` naming the input."""
     said = _fields(inputs)
-    _require_greedy(said)
     for field, values in NEUTRAL.items():
         if field in said and said[field] not in values:
             legal = " or ".join(map(str, values))
             raise RequestError(f"{INPUTS[field].names[0]}: found {said[field]}, this version can only do {legal}")
-    request = Request(
-        prompt_ids=tuple(_prompt(said, tokenizer)),
-        max_tokens=said.get("max_tokens", DEFAULT_MAX_TOKENS),
-        stop=tuple(said.get("stop", ())),
-        ignore_eos=said.get("ignore_eos", False),
-        speculate=said.get("speculate", True),
-    )
-    return Call(request, said.get("stream", False))
+    settings = {name: said[name] for name in SETTINGS if name in said}
+    settings.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
+    if said.get("return_cumulative_logprob"):
+        settings.setdefault("logprobs", 0)
+    return Call(request_of(_prompt(said, tokenizer), settings, tokenizer), said.get("stream", False))
 
 
 def _fields(inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -77,18 +74,6 @@ def _plain(value: Any, name: str) -> Any:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         raise RequestError(f"{name}: not UTF-8 text") from None
-
-
-def _require_greedy(said: dict[str, Any]) -> None:
-    if said.get("temperature") == 0.0 or said.get("top_k") == 1:
-        return
-    neutral = {"temperature": (None, 0.0), "top_k": (None, 0), "top_p": (None, 1.0)}
-    for field, values in neutral.items():
-        if said.get(field) not in values:
-            raise RequestError(
-                f"{field}: found {said[field]:.6g}; this version decodes greedily: "
-                "send temperature 0 or top_k 1, or leave the sampling fields out"
-            )
 
 
 def _prompt(said: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:

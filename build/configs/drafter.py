@@ -9,18 +9,22 @@ lowers acceptance, so contradictions are refused here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glmspec.build.configs.drafter_dialects import Dialect
 from glmspec.build.configs.fields import Fields
 from glmspec.build.configs.verifier import rope_theta
 
+MARKOV_HEADS = ("vanilla", "gated", "rnn")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MarkovHead:
-    """DSpark: logits of the next draft are biased by the draft before it. rank: columns of W1 and W2."""
+    """DSpark: logits of the next draft are biased by the drafts before it. rank: columns of W1 and W2. type: how the
+    bias is made, one of MARKOV_HEADS."""
 
     rank: int
+    type: str = "vanilla"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,15 @@ class Selector:
     top_k: int
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """z-lab: the block's embeddings and the logits times a factor, then logits kept within +- cap by a tanh."""
+
+    embedding: float = 1.0
+    logits: float = 1.0
+    cap: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
     """A block drafter. Sizes are element counts unless said otherwise."""
@@ -69,6 +82,7 @@ class DrafterConfig:
     block_size: int
     sample_from_anchor: bool  # the anchor's row predicts a draft of its own
     mask_token_id: int
+    scaling: Scaling
     markov: MarkovHead | None
     confidence: ConfidenceHead | None
     convolution: Convolution | None
@@ -100,7 +114,8 @@ class DrafterConfig:
         naming the field."""
         dialect = Dialect.of(values, source)
         kind, fields, block = dialect.kind, dialect.top, dialect.block
-        _refuse_what_the_network_lacks(fields, block)
+        block.choice("hidden_act", ("silu",), "silu")
+        block.choice("attention_bias", (False,), False)
         vocab_size, layer_types = block.integer("vocab_size"), dialect.layer_types
         config = cls(
             kind=kind,
@@ -124,6 +139,7 @@ class DrafterConfig:
             # The agreement with speculative_tokens below keeps this from being a guess.
             sample_from_anchor=fields.boolean("sample_from_anchor", kind == "dspark"),
             mask_token_id=_mask_token_id(fields, vocab_size),
+            scaling=_scaling(fields, block),
             markov=_markov(fields) if kind == "dspark" else None,
             confidence=_confidence(fields) if kind == "dspark" else None,
             convolution=_convolution(fields, block) if kind == "dflash2" else None,
@@ -132,7 +148,18 @@ class DrafterConfig:
         config._check(fields, block)
         if dialect.speculators:
             config._check_speculative_tokens(fields)
+        elif kind != "dspark" and config.sample_from_anchor:
+            fields.fail("sample_from_anchor", "false: z-lab's DFlash and DFlash2 draft from rows 1 and up")
         return config
+
+    def drafting(self, drafts: int) -> DrafterConfig:
+        """This drafter with blocks of as many drafts, from 1 to `num_drafts`: fewer rows, which see each other."""
+        return replace(self, block_size=drafts if self.sample_from_anchor else 1 + drafts)
+
+    def chosen(self, window: str | None, drafts: int | None) -> DrafterConfig:
+        """This drafter as a user wants it: another window convention, fewer drafts. None: as the checkpoint says."""
+        config = self if drafts is None else self.drafting(drafts)
+        return config if window is None else replace(config, window=window)
 
     def _check(self, fields: Fields, block: Fields) -> None:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -141,8 +168,8 @@ class DrafterConfig:
             block.fail("head_dim", "an even number (rotary pairs)")
         if self.draft_vocab_size > self.vocab_size:
             fields.fail("draft_vocab_size", f"at most the verifier's vocab_size ({self.vocab_size})")
-        if self.kind != "dspark" and self.sample_from_anchor:
-            fields.fail("sample_from_anchor", "false: DFlash and DFlash2 draft from rows 1 and up")
+        if self.convolution and self.convolution.taps > self.block_size:
+            fields.fail("conv_kernel_size", f"at most block_size ({self.block_size})")
         if fields.has("target_hidden_size") and fields.integer("target_hidden_size") != self.hidden_size:
             fields.fail("target_hidden_size", f"null or hidden_size ({self.hidden_size})")
 
@@ -164,14 +191,14 @@ def _mask_token_id(fields: Fields, vocab_size: int) -> int:
     return token
 
 
-def _refuse_what_the_network_lacks(fields: Fields, block: Fields) -> None:
-    """Keys that change what a drafter computes and that its network does not have."""
-    block.choice("hidden_act", ("silu",), "silu")
-    block.choice("attention_bias", (False,), False)
-    for key, neutral in (("input_embedding_scale", 1.0), ("output_multiplier", 1.0), ("final_logit_softcapping", None)):
-        for place in (fields, block):
-            if place.values.get(key) not in (None, neutral):
-                place.fail(key, f"{neutral}: this version does not scale or cap")
+def _scaling(fields: Fields, block: Fields) -> Scaling:
+    """z-lab's factors, which every format may leave out."""
+    neutral = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
+    for key in neutral:
+        if block.values is not fields.values and block.values.get(key) not in (None, neutral[key]):
+            block.fail(key, "it at the top level, with what concerns drafting")
+    found = {key: fields.number(key) if fields.has(key) else value for key, value in neutral.items()}
+    return Scaling(found["input_embedding_scale"], found["output_multiplier"], found["final_logit_softcapping"])
 
 
 def _speculative_tokens(fields: Fields) -> Fields:
@@ -188,8 +215,7 @@ def _markov(fields: Fields) -> MarkovHead | None:
     rank = fields.integer("markov_rank", least=0)
     if rank == 0:
         return None
-    fields.choice("markov_head_type", ("vanilla",))
-    return MarkovHead(rank=rank)
+    return MarkovHead(rank=rank, type=fields.choice("markov_head_type", MARKOV_HEADS))
 
 
 def _confidence(fields: Fields) -> ConfidenceHead | None:

@@ -55,6 +55,15 @@ class EngineLimits:
         """Pages of the caches: those that sequences share, and the null page."""
         return 1 + (self.pool_pages or self.max_num_seqs * self.pages_per_sequence)
 
+    def ring_pages(self, window: int) -> int:
+        """Pages of the ring in which a sequence's sliding layers keep `window` rows, 0 without a window: a window that
+        begins inside a page ends in one more."""
+        return min(-(-window // self.page_size) + 1, self.pages_per_sequence) if window else 0
+
+    def num_ring_pages(self, ring_pages: int) -> int:
+        """Pages of a ring cache: every sequence's ring, and the null page."""
+        return 1 + self.max_num_seqs * ring_pages
+
     @property
     def table_positions(self) -> int:
         """Rows of a rotary table: a block drafted at the last position reaches beyond the limit."""
@@ -80,22 +89,24 @@ class EngineLimits:
             )
         return min(heads, max(1, SCORES_AT_ONCE // scores))
 
-    def profiles(self, k: int) -> dict[str, Ranges]:
+    def profiles(self, k: int, window: int = 0) -> dict[str, Ranges]:
         """The steps an engine is built for: "generation" (blocks and single tokens only) and "context" (any step, with
-        chunks of prompts). k: the DSA top-k (0: no indexer)."""
+        chunks of prompts). k: the DSA top-k (0: no indexer). window: of sliding layers (0: none)."""
         seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
         blocks = seqs * self.block_rows
         segments = seqs + -(-tokens // self.segment_rows)
         return {
-            GENERATION: self._ranges(k, blocks, seqs, self.block_rows) | self._acceptance_ranges(),
-            CONTEXT: self._ranges(k, tokens, segments, self.segment_rows) | self._acceptance_ranges(),
+            GENERATION: self._ranges(k, blocks, seqs, self.block_rows) | self._further_ranges(window, blocks),
+            CONTEXT: self._ranges(k, tokens, segments, self.segment_rows) | self._further_ranges(window, tokens),
         }
 
-    def _acceptance_ranges(self) -> Ranges:
-        """Of the symbols that only acceptance has. A row's penalties name every token of its sequence at most."""
-        rows = self.max_num_seqs * self.block_rows
-        entries = min(rows * (self.table_positions + ADJUSTED_MOST), MOST_ELEMENTS // 2)
-        return {"E": (1, 1, entries), "Z": (1, self.block_rows, rows)}
+    def _further_ranges(self, window: int, rows: int) -> Ranges:
+        """Of symbols that only some members have: rings, acceptance. A row's penalties name every token of its sequence
+        at most."""
+        verified = self.max_num_seqs * self.block_rows
+        entries = min(verified * (self.table_positions + ADJUSTED_MOST), MOST_ELEMENTS // 2)
+        judged = {"E": (1, 1, entries), "Z": (1, self.block_rows, verified)}
+        return judged | self._ring_ranges(window, rows)
 
     def _ranges(self, k: int, rows: int, segments: int, segment_rows: int) -> Ranges:
         """Least, typical and greatest value of every contract symbol."""
@@ -111,4 +122,16 @@ class EngineLimits:
             "X+1": (3, self.num_pages + 1, self.num_pages + 1),
             "C": (1, self.block_rows, rows),
             "B": (1, 1, seqs),
+        }
+
+    def _ring_ranges(self, window: int, rows: int) -> Ranges:
+        """Of the symbols that are there only where a layer slides. A sequence fills its ring at most once a step."""
+        if not window:
+            return {}
+        ring_pages = self.ring_pages(window)
+        pages, most = self.num_ring_pages(ring_pages), min(rows, self.max_num_seqs * ring_pages * self.page_size)
+        return {
+            "CR": (1, min(self.block_rows, most), most),
+            "XR": (2, pages, pages),
+            "XR+1": (3, pages + 1, pages + 1),
         }

@@ -1,8 +1,9 @@
 """Paged caches on TensorRT's in-place KV update.
 
 A cache is [X, J, P, D]: pages, heads, rows a page, columns. The step's rows are sorted by page
-(`order`), then written page by page from `offset` on (see `ops.kv_update`). The same plan serves
-every cache of a network.
+(`order`), then written page by page from `offset` on (see `ops.kv_update`). One plan serves every
+cache of its kind. Kinds are two: caches of whole contexts, and rings, which keep the window that
+sliding layers see, and have pages ([XR, J, P, D]) and a plan of their own.
 """
 
 from __future__ import annotations
@@ -15,31 +16,45 @@ from glmspec.build.network.graph import Network, Tensor
 
 
 @dataclass(frozen=True)
-class WritePlan:
-    """Where the step's rows go. order [N], offset [X], cumulative [X+1], all int32."""
+class Kind:
+    """A kind of cache. prefix: of its inputs' names. pages: the symbol of its page count."""
 
+    prefix: str
+    pages: str
+
+
+WHOLE, RING = Kind("", "X"), Kind("ring_", "XR")
+RING_TABLE, RING_START = "ring_page_table", "ring_start"  # inputs of a network that has rings
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """Where the step's rows go: order [rows], offset [X], cumulative [X+1], all int32. Rows may be left out of `order`;
+    they are not written."""
+
+    kind: Kind
     order_N: Tensor
     offset_X: Tensor
     cumulative_X1: Tensor
 
     @staticmethod
-    def specs(rows: str) -> list[TensorSpec]:
+    def specs(rows: str, kind: Kind = WHOLE) -> list[TensorSpec]:
         """The plan as step inputs. rows: the symbol of the row count."""
         return [
-            TensorSpec("write_order", "int32", (rows,)),
-            TensorSpec("write_offset", "int32", ("X",)),
-            TensorSpec("write_cumulative", "int32", ("X+1",)),
+            TensorSpec(f"{kind.prefix}write_order", "int32", (rows,)),
+            TensorSpec(f"{kind.prefix}write_offset", "int32", (kind.pages,)),
+            TensorSpec(f"{kind.prefix}write_cumulative", "int32", (f"{kind.pages}+1",)),
         ]
 
     @classmethod
-    def of(cls, net: Network) -> WritePlan:
+    def of(cls, net: Network, kind: Kind = WHOLE) -> WritePlan:
         """The plan of a network that declared `specs`."""
-        return cls(net.inputs["write_order"], net.inputs["write_offset"], net.inputs["write_cumulative"])
+        return cls(kind, *(net.inputs[f"{kind.prefix}write_{name}"] for name in ("order", "offset", "cumulative")))
 
 
-def cache_spec(name: str, heads: int, page_size: int, columns: int, dtype: str) -> TensorSpec:
+def cache_spec(name: str, heads: int, page_size: int, columns: int, dtype: str, kind: Kind = WHOLE) -> TensorSpec:
     """A cache input; its output is called `name` + ".updated" and must be bound to the same memory."""
-    return TensorSpec(name, dtype, ("X", heads, page_size, columns), CACHE)
+    return TensorSpec(name, dtype, (kind.pages, heads, page_size, columns), CACHE)
 
 
 def append(name: str, rows_NJD: Tensor, plan: WritePlan) -> Tensor:
@@ -47,6 +62,6 @@ def append(name: str, rows_NJD: Tensor, plan: WritePlan) -> Tensor:
     net = rows_NJD.net
     cache = net.inputs[name]
     updated = ops.kv_update(cache, ops.gather(rows_NJD, plan.order_N), plan.offset_X, plan.cumulative_X1)
-    dims = ("X", *cache.shape[1:])
+    dims = (plan.kind.pages, *cache.shape[1:])
     net.output(updated, TensorSpec(f"{name}.updated", cache.dtype, dims, CACHE))
     return updated

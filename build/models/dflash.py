@@ -2,9 +2,11 @@
 
 One run appends context rows (the features of tokens the verifier has kept) to the drafter's own K/V
 caches, then drafts a block for every sequence: [anchor, mask, mask, ...] through a few Qwen3-style
-layers. Context keys and values skip the layers: every layer projects the same normed features.
+layers. Context keys and values skip the layers: every layer projects the same normed features. A layer
+with full attention keeps them all, in pages that the drafter shares with the verifier; one that slides
+keeps its window, in a ring of pages that a sequence owns beside them and writes round and round.
 
-Legend: C context rows, B blocks, R rows of a block, T = B * R, J drafts, D hidden, H heads,
+Legend: C context rows, M pages of a table, B blocks, R rows of a block, T = B * R, J drafts, D hidden, H heads,
 K key/value heads, E head size, V draft vocabulary.
 """
 
@@ -16,7 +18,7 @@ from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.drafter_dialects import WINDOW_RELATIVE
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.layers.basic import MLP, Embedding, Linear, RMSNorm
-from glmspec.build.layers.paged import WritePlan, append, cache_spec
+from glmspec.build.layers.paged import RING, RING_START, RING_TABLE, WHOLE, Kind, WritePlan, append, cache_spec
 from glmspec.build.layers.rotary import Rotary, rope_table_spec
 from glmspec.build.models.verifier import tap_name
 from glmspec.build.network import ops
@@ -32,15 +34,39 @@ SHARED_WEIGHTS = {"embed_tokens.weight": "model.embed_tokens.weight", "lm_head.w
 
 
 @dataclass(frozen=True)
+class Pages:
+    """Where layers of one kind find the context. start_B: position of the table's first column, None where it is 0."""
+
+    plan: WritePlan
+    page_table_BM: Tensor
+    start_B: Tensor | None
+
+
+@dataclass(frozen=True)
 class Context:
-    """What every layer of a drafting step reads. Shapes: see the drafter's contract."""
+    """What every layer of a drafting step reads. Shapes: see the drafter's contract. pages: by kind of cache."""
 
     features_CD: Tensor
     context_rotary: Rotary
     block_rotary: Rotary
     anchor_positions_B: Tensor
-    page_table_BM: Tensor
-    plan: WritePlan
+    pages: dict[Kind, Pages]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What drafts are chosen by: the block's normed hidden states (all rows, then those that draft), their logits and
+    the anchors."""
+
+    hidden_BRD: Tensor
+    hidden_BJD: Tensor
+    logits_BJV: Tensor
+    anchor_ids_B: Tensor
+
+    @property
+    def net(self) -> Network:
+        """The network they are in."""
+        return self.logits_BJV.net
 
 
 class BlockAttention(Module):
@@ -56,13 +82,14 @@ class BlockAttention(Module):
         self.k_norm = RMSNorm(dim, config.rms_norm_eps)
         self.config, self.index = config, index
         self.sliding = config.layer_types[index] == "sliding_attention"
+        self.kind = RING if self.sliding else WHOLE
 
     def forward(self, x_TD: Tensor, context: Context) -> Tensor:
         """[T, D] -> [T, D]. Appends this layer's context rows first."""
-        config, rows = self.config, self.config.block_size
+        config, rows, pages = self.config, self.config.block_size, context.pages[self.kind]
         keys_CKE = self._keys(context.features_CD, context.context_rotary)
-        keys = append(key_cache(self.index), keys_CKE, context.plan)
-        values = append(value_cache(self.index), self._heads(self.v_proj(context.features_CD)), context.plan)
+        keys = append(key_cache(self.index), keys_CKE, pages.plan)
+        values = append(value_cache(self.index), self._heads(self.v_proj(context.features_CD)), pages.plan)
         q_THE = context.block_rotary.turn(self.q_norm(self._heads(self.q_proj(x_TD))), interleaved=False)
         k_TKE = self._keys(x_TD, context.block_rotary)
         v_TKE = self._heads(self.v_proj(x_TD))
@@ -70,8 +97,9 @@ class BlockAttention(Module):
             *(ops.reshape(part, (-1, rows, *part.shape[1:])) for part in (q_THE, k_TKE, v_TKE)),
             keys,
             values,
-            context.page_table_BM,
+            pages.page_table_BM,
             context.anchor_positions_B,
+            pages.start_B,
             scale=config.head_dim**-0.5,
             causal=self.sliding and not config.sliding_window_non_causal,
             window=config.sliding_window if self.sliding else 0,
@@ -113,6 +141,7 @@ class DFlash(Module):
         self.fc = Linear(len(config.taps) * config.hidden_size, config.hidden_size)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = [self.layer(config, index) for index in range(config.num_hidden_layers)]
+        self.kinds = tuple(layer.self_attn.kind for layer in self.layers)  # of every layer's caches
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = Linear(config.hidden_size, config.draft_vocab_size)
         # Of a reduced vocabulary: target id = draft id + d2t[draft id].
@@ -121,19 +150,22 @@ class DFlash(Module):
     def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
         """Step inputs, rotary tables and caches; the weights come from `weight_inputs`."""
         config, compute = self.config, form.compute
-        caches = [name(index) for index in range(config.num_hidden_layers) for name in (key_cache, value_cache)]
+        whole, ring = (kind in self.kinds for kind in (WHOLE, RING))
         return [
             *(TensorSpec(tap_name(tap), compute, ("N", config.hidden_size)) for tap in config.taps),
             TensorSpec("context_rows", "int32", ("C",)),  # rows of the taps to append
             TensorSpec("context_positions", "int32", ("C",)),
-            *WritePlan.specs("C"),
+            *(WritePlan.specs("C") if whole else ()),
+            *(WritePlan.specs("CR", RING) if ring else ()),
             TensorSpec("anchor_ids", "int32", ("B",)),
             TensorSpec("anchor_positions", "int32", ("B",)),
-            TensorSpec("page_table", "int32", ("B", "M")),
+            *([TensorSpec("page_table", "int32", ("B", "M"))] if whole else ()),
+            *(_ring_specs(limits.ring_pages(config.sliding_window)) if ring else ()),
             rope_table_spec(limits.table_positions, config.head_dim, compute),
             *(
-                cache_spec(cache, config.num_key_value_heads, limits.page_size, config.head_dim, compute)
-                for cache in caches
+                cache_spec(name(index), config.num_key_value_heads, limits.page_size, config.head_dim, compute, kind)
+                for index, kind in enumerate(self.kinds)
+                for name in (key_cache, value_cache)
             ),
         ]
 
@@ -151,25 +183,27 @@ class DFlash(Module):
         config, net = self.config, anchor_ids_B.net
         ids_T, positions_T = self._block(anchor_ids_B, net.inputs["anchor_positions"])
         context = self._context(net, positions_T)
-        x_TD = self.embed_tokens(ids_T)
+        x_TD = scaled(self.embed_tokens(ids_T), config.scaling.embedding)
         for layer in self.layers:
             x_TD = layer(x_TD, context)
         hidden_BRD = ops.reshape(self.norm(x_TD), (-1, config.block_size, config.hidden_size))
         hidden_BJD = ops.narrow(hidden_BRD, 1, config.first_draft_row, config.num_drafts)
         logits_ZV = self.lm_head(ops.reshape(hidden_BJD, (-1, config.hidden_size)))
+        # z-lab multiplies, then caps (`compute_logits` of its published model), and whatever follows sees the result.
+        logits_ZV = scaled(logits_ZV, config.scaling.logits, config.scaling.cap)
         logits_BJV = ops.reshape(logits_ZV, (-1, config.num_drafts, config.draft_vocab_size))
-        for name, tensor in self.propose(hidden_BJD, logits_BJV, anchor_ids_B).items():
+        rows = Rows(hidden_BRD, hidden_BJD, logits_BJV, anchor_ids_B)
+        for name, tensor in self.propose(rows).items():
             net.output(tensor, TensorSpec(name, tensor.dtype, ("B", config.num_drafts)))
 
-    def propose(self, hidden_BJD: Tensor, logits_BJV: Tensor, anchor_ids_B: Tensor) -> dict[str, Tensor]:
-        """Drafts from logits: here each row's best, on its own."""
-        vocab = self.config.draft_vocab_size
-        flat_ZV = ops.reshape(logits_BJV, (-1, vocab))
+    def propose(self, rows: Rows) -> dict[str, Tensor]:
+        """Drafts from a block's rows: here each row's best logit, on its own."""
+        flat_ZV = ops.reshape(rows.logits_BJV, (-1, self.config.draft_vocab_size))
         ids_Z = argmax.native(flat_ZV)
         if self.d2t:
             ids_Z = ids_Z + ops.gather(self.d2t.tensor, ids_Z)
         ids_BJ = ops.reshape(ids_Z, (-1, self.config.num_drafts))
-        return {"draft_ids": ids_BJ, "scores": ops.reduce(logits_BJV, "MAX", 2, keep=False)}
+        return {"draft_ids": ids_BJ, "scores": ops.reduce(rows.logits_BJV, "MAX", 2, keep=False)}
 
     def _block(self, anchor_ids_B: Tensor, anchor_positions_B: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids and positions of every row, int32 [T]: the anchor, then masks."""
@@ -187,9 +221,27 @@ class DFlash(Module):
             context_rotary=Rotary.at(net.inputs["context_positions"]),
             block_rotary=Rotary.at(block_positions_T),
             anchor_positions_B=net.inputs["anchor_positions"],
-            page_table_BM=net.inputs["page_table"],
-            plan=WritePlan.of(net),
+            pages={kind: _pages(net, kind) for kind in (WHOLE, RING) if kind in self.kinds},
         )
+
+
+def scaled(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+    """x times a factor, kept within +- cap by a tanh; in float32, because bfloat16 would round the factor. x itself
+    where neither changes it."""
+    if factor == 1.0 and cap is None:
+        return x
+    wide = ops.cast(x, "float32") * factor
+    return ops.cast(wide if cap is None else ops.tanh(wide / cap) * cap, x.dtype)
+
+
+def _pages(net: Network, kind: Kind) -> Pages:
+    table, start = (RING_TABLE, net.inputs[RING_START]) if kind is RING else ("page_table", None)
+    return Pages(WritePlan.of(net, kind), net.inputs[table], start)
+
+
+def _ring_specs(ring_pages: int) -> list[TensorSpec]:
+    """Where a block finds the pages of its ring, in rising order of position, and where the first of them stands."""
+    return [TensorSpec(RING_TABLE, "int32", ("B", ring_pages)), TensorSpec(RING_START, "int32", ("B",))]
 
 
 def key_cache(layer: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.layers.basic import Linear
-from glmspec.build.models.dflash import BlockLayer, Context, DFlash
+from glmspec.build.models.dflash import BlockLayer, Context, DFlash, Rows
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.build.network.module import Module, Weight
@@ -65,16 +65,14 @@ class CandidateSelector(Module):
         self.successor_codebook = Weight(config.draft_vocab_size, rank)
         self.config = config
 
-    def forward(
-        self, hidden_BJD: Tensor, logits_BJV: Tensor, anchor_ids_B: Tensor, d2t: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: Rows, d2t: Tensor | None) -> tuple[Tensor, Tensor]:
         """Draft ids [B, J] and their scores [B, J]."""
         config = self.config
-        projected_ZA = self.hidden_projection(ops.reshape(hidden_BJD, (-1, config.hidden_size)))
+        projected_ZA = self.hidden_projection(ops.reshape(rows.hidden_BJD, (-1, config.hidden_size)))
         return selector_walk.native(
-            logits_BJV,
+            rows.logits_BJV,
             ops.reshape(projected_ZA, (-1, config.num_drafts, config.selector.rank)),
-            anchor_ids_B,
+            rows.anchor_ids_B,
             self.predecessor_codebook.tensor,
             self.successor_codebook.tensor,
             d2t,
@@ -91,8 +89,8 @@ class DFlash2(DFlash):
         super().__init__(config)
         self.candidate_selector = CandidateSelector(config)
 
-    def propose(self, hidden_BJD: Tensor, logits_BJV: Tensor, anchor_ids_B: Tensor) -> dict[str, Tensor]:
+    def propose(self, rows: Rows) -> dict[str, Tensor]:
         """Drafts by the selector walk."""
         d2t = self.d2t.tensor if self.d2t else None
-        ids_BJ, scores_BJ = self.candidate_selector(hidden_BJD, logits_BJV, anchor_ids_B, d2t)
+        ids_BJ, scores_BJ = self.candidate_selector(rows, d2t)
         return {"draft_ids": ids_BJ, "scores": scores_BJ}

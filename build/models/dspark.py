@@ -6,7 +6,7 @@ Legend: B blocks, J drafts, D hidden, V draft vocabulary, A Markov rank.
 from __future__ import annotations
 
 from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.models.dflash import DFlash
+from glmspec.build.models.dflash import DFlash, Rows
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.build.network.module import Module, Weight
@@ -14,16 +14,48 @@ from glmspec.plugins import markov_walk
 
 
 class MarkovHead(Module):
-    """Walks the block left to right, biasing each draft's logits by the draft before it."""
+    """Walks the block left to right, biasing each draft's logits by the drafts before it."""
 
     def __init__(self, config: DrafterConfig) -> None:
-        self.markov_w1 = Table(config.vocab_size, config.markov.rank)
-        self.markov_w2 = Table(config.draft_vocab_size, config.markov.rank)
+        rank, hidden = config.markov.rank, config.hidden_size
+        self.markov_w1 = Table(config.vocab_size, rank)
+        self.markov_w2 = Table(config.draft_vocab_size, rank)
+        if config.markov.type == "gated":  # over [hidden ; W1[previous]]
+            self.gate_proj = Joint(hidden + rank, rank)
+        elif config.markov.type == "rnn":  # over [state ; W1[previous] ; hidden], for [gate ; candidate ; output]
+            self.joint_proj = Joint(2 * rank + hidden, 3 * rank)
+        self.type, self.rank, self.hidden = config.markov.type, rank, hidden
 
-    def forward(self, logits_BJV: Tensor, anchor_ids_B: Tensor, d2t: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, rows: Rows, d2t: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Draft ids [B, J], their biased logits [B, J], W1 of each draft's predecessor [B, J, A]."""
         w1, w2 = self.markov_w1.weight.tensor, self.markov_w2.weight.tensor
-        return markov_walk.native(logits_BJV, anchor_ids_B, w1, w2, d2t)
+        parts: dict[str, Tensor] = {}
+        if self.type == "gated":
+            parts["rows"] = self.gate_proj(rows.hidden_BJD, 0)
+            parts["recurrent"] = self.gate_proj.columns(self.hidden, self.rank)
+        elif self.type == "rnn":
+            parts["rows"] = self.joint_proj(rows.hidden_BRD, 2 * self.rank)
+            parts["recurrent"] = self.joint_proj.columns(0, 2 * self.rank)
+        return markov_walk.native(rows.logits_BJV, rows.anchor_ids_B, w1, w2, head=self.type, **parts, offset=d2t)
+
+
+class Joint(Module):
+    """y = [part ; part ; ...] W^T + b, whose parts are known at different times."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.weight = Weight(outputs, inputs)
+        self.bias = Weight(outputs)
+
+    def forward(self, x_BRD: Tensor, first: int) -> Tensor:
+        """[B, R, D] -> [B, R, outputs]: what the part whose columns begin at `first` adds, and the bias."""
+        rows, size = x_BRD.shape[1:]
+        part = self.columns(first, size)
+        y_ZF = ops.matmul(ops.reshape(x_BRD, (-1, size)), part, transpose_b=True) + self.bias.tensor
+        return ops.reshape(y_ZF, (-1, rows, part.shape[0]))
+
+    def columns(self, first: int, size: int) -> Tensor:
+        """The weight of one part, [outputs, size]."""
+        return ops.narrow(self.weight.tensor, 1, first, size)
 
 
 class Table(Module):
@@ -70,15 +102,15 @@ class DSpark(DFlash):
         self.markov_head = MarkovHead(config) if config.markov else None
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
 
-    def propose(self, hidden_BJD: Tensor, logits_BJV: Tensor, anchor_ids_B: Tensor) -> dict[str, Tensor]:
+    def propose(self, rows: Rows) -> dict[str, Tensor]:
         """Drafts by the Markov walk, with the confidence in each. Markov rank 0 is plain DFlash."""
         d2t = self.d2t.tensor if self.d2t else None
         previous_BJA = None
         if self.markov_head:
-            ids_BJ, scores_BJ, previous_BJA = self.markov_head(logits_BJV, anchor_ids_B, d2t)
+            ids_BJ, scores_BJ, previous_BJA = self.markov_head(rows, d2t)
             proposal = {"draft_ids": ids_BJ, "scores": scores_BJ}
         else:
-            proposal = super().propose(hidden_BJD, logits_BJV, anchor_ids_B)
+            proposal = super().propose(rows)
         if self.confidence_head:
-            proposal["confidence"] = self.confidence_head(hidden_BJD, previous_BJA)
+            proposal["confidence"] = self.confidence_head(rows.hidden_BJD, previous_BJA)
         return proposal

@@ -93,8 +93,8 @@ class Module:
         return [spec for whole in self.weight_specs(form.compute) for spec in form.specs(whole).values()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward` with layers named after this module's path."""
-        net = next(arg.net for arg in args if isinstance(arg, Tensor))
+        """Run `forward` with layers named after this module's path. Some argument knows the network."""
+        net = next(arg.net for arg in args if hasattr(arg, "net"))
         with net.scope(self.path):
             return self.forward(*args, **kwargs)
 

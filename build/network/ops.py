@@ -67,6 +67,11 @@ def sigmoid(x: Tensor) -> Tensor:
     return x.net.add(x.net.definition.add_activation(x.trt, x.net.api.ActivationType.SIGMOID), "sigmoid")
 
 
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent."""
+    return x.net.add(x.net.definition.add_activation(x.trt, x.net.api.ActivationType.TANH), "tanh")
+
+
 def relu(x: Tensor) -> Tensor:
     """max(x, 0)."""
     return x.net.add(x.net.definition.add_activation(x.trt, x.net.api.ActivationType.RELU), "relu")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glmspec.build.configs.limits import GENERATION, Ranges
+from glmspec.build.configs.limits import GENERATION
 from glmspec.build.configs.target import PROXY_CAPABILITY, PROXY_PACKAGE
 from glmspec.build.deployment import Deployment, Member
 from glmspec.build.errors import NetworkError
@@ -98,13 +98,13 @@ def author(deployment: Deployment, unit: Unit, proxy: Backend) -> Network:
 def bucket(deployment: Deployment, member: Member) -> dict[str, int]:
     """A step of about 16 rows, two blocks or more where sequences allow it, with the longest contexts."""
     limits = deployment.limits
-    ranges: Ranges = deployment.ranges(member)[GENERATION]
+    ranges = member.ranges(limits)[GENERATION]
     blocks = min(limits.max_num_seqs, max(2, 16 // limits.block_rows))
     rows = blocks * limits.block_rows
     pages = limits.pages_per_sequence + 1  # not the pool's, which depends on what else is deployed
-    chosen = {"N": rows, "R": rows, "G": blocks, "S": limits.block_rows, "C": rows, "B": blocks, "E": rows, "Z": rows}
+    chosen = dict.fromkeys(("N", "R", "C", "CR", "E", "Z"), rows) | {"G": blocks, "B": blocks, "S": limits.block_rows}
     chosen |= {"X": pages, "X+1": pages + 1}
-    return {symbol: chosen.get(symbol, most) for symbol, (_, _, most) in ranges.items()}
+    return {symbol: min(chosen.get(symbol, most), most) for symbol, (_, _, most) in ranges.items()}
 
 
 def _shown(sizes: dict[str, int]) -> str:

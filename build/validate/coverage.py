@@ -26,7 +26,7 @@ def check(case: Case, _) -> Checked:
     limits = case.deployment.limits
     for member in case.deployment.members:
         k = member.index_topk(limits)
-        profiles = limits.profiles(k)
+        profiles = member.ranges(limits)
         contract = case.authored(member, case.deployment.profiles(member)[0]).contract
         steps = list(_steps(member, limits, k))
         faults += profile_faults(member, profiles, steps, contract, k, limits.page_size)
@@ -37,7 +37,7 @@ def check(case: Case, _) -> Checked:
 def _steps(member: Member, limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]:
     if member.accepts:
         return acceptance_steps(limits)
-    return verifier_steps(limits, k) if k else drafter_steps(limits)
+    return verifier_steps(limits, k) if k else drafter_steps(limits, limits.ring_pages(member.sliding_window))
 
 
 def profile_faults(
@@ -108,16 +108,16 @@ def acceptance_steps(limits: EngineLimits) -> Iterator[tuple[str, Inputs]]:
             yield f"{blocks} blocks of {drafts} drafts", pack_ballots([[0] * drafts] * blocks, limits)
 
 
-def drafter_steps(limits: EngineLimits) -> Iterator[tuple[str, Inputs]]:
-    """Extreme steps of a drafter."""
+def drafter_steps(limits: EngineLimits, ring_pages: int) -> Iterator[tuple[str, Inputs]]:
+    """Extreme steps of a drafter. ring_pages: of a sequence, 0 where no layer slides."""
     pages = list(range(1, limits.pages_per_sequence + 1))
-    most = limits.max_model_len
-    for blocks in sorted({0, 1, limits.max_num_seqs}):
-        for count in sorted({1, limits.block_rows, min(limits.max_num_batched_tokens, most)}):
-            for position in sorted({count, most - 1}):
-                drafted = [Block(pages, 0, position)] * blocks
-                kept = [Span(pages, 0, count)]
-                yield (
-                    f"{count} kept rows and {blocks} blocks at {position}",
-                    pack_blocks(range(count), kept, drafted, limits),
-                )
+    rings = [range(1 + at * ring_pages, 1 + (at + 1) * ring_pages) for at in range(limits.max_num_seqs)]
+    most, tokens, sequences = limits.max_model_len, limits.max_num_batched_tokens, limits.max_num_seqs
+    for count in sorted({min(count, most) for count in (1, limits.block_rows, tokens // sequences, tokens)}):
+        for owners in sorted({1, min(sequences, tokens // count)}):
+            kept = [Span(pages, 0, count, ring) for ring in rings[:owners]]
+            for blocks in sorted({0, 1, sequences}):
+                for position in sorted({count, most - 1}):
+                    drafted = [Block(pages, 0, position, ring) for ring in rings[:blocks]]
+                    what = f"{owners} sequences with {count} kept rows and {blocks} blocks at {position}"
+                    yield what, pack_blocks(range(owners * count), kept, drafted, limits)

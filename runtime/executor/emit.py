@@ -65,7 +65,7 @@ _UNARY = {
     "ABS": "{}.abs()",
     "RECIP": "{}.reciprocal()",
 }
-_ACTIVATION = {"SIGMOID": "{}.sigmoid()", "RELU": "{}.relu()"}
+_ACTIVATION = {"SIGMOID": "{}.sigmoid()", "RELU": "{}.relu()", "TANH": "{}.tanh()"}
 _REDUCE = {"MAX": "amax", "MIN": "amin", "AVG": "mean"}
 
 

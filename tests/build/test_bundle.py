@@ -264,7 +264,10 @@ def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatc
     with monkeypatch.context() as bare:
         bare.setattr(machine, "this_machine", lambda package: Machine(None, None))
         with pytest.raises(MissingCapability):
-            options = Options(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=True)
+            options = Options(
+                max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=True,
+                num_speculative_tokens=3, drafter_window="relative",
+            )  # fmt: skip
             drafters = (ASSETS / "tiny-dspark",)
             build_engines(
                 ASSETS / "tiny-verifier", drafters, TARGETS["b300"], options, tmp_path / "b", Progress(), check=False
@@ -274,6 +277,12 @@ def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatc
     values = record(tmp_path / "e")
     assert (values["mtp"], [one["name"] for one in values["drafters"]]) == ("mtp", ["dspark"])
     assert values["drafters"][0]["source"] == "tiny-dspark"
+    built = record(tmp_path / "e" / "dspark")["build_config"]
+    assert (built["num_speculative_tokens"], built["drafter_window"], built["limits"]["block_rows"]) == (
+        3,
+        "relative",
+        4,
+    )
     verifier = record(tmp_path / "e" / "verifier")
     outputs = {one["name"] for one in verifier["contract"]["outputs"]}
     taps = {f"tap.{tap}" for tap in verifier["build_config"]["taps"]}

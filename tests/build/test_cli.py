@@ -38,12 +38,14 @@ COMMANDS = {
     "engine": {
         "--verifier", "--drafter", "--target", "-o --output", "--max-model-len", "--max-num-seqs",
         "--max-num-batched-tokens", "--dtype", "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype",
-        "--max-cached-tokens", "--mtp", "--no-validate", "--from-bundle",
+        "--max-cached-tokens", "--mtp", "--no-validate", "--from-bundle", "--num-speculative-tokens",
+        "--drafter-window",
     },
     "validate": {
         "source", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--dtype",
         "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
-        "--mtp", "--group-layers", "--cache", "--stage", "--json", "--junit",
+        "--mtp", "--group-layers", "--cache", "--stage", "--json", "--junit", "--num-speculative-tokens",
+        "--drafter-window",
     },
     "generate": {"engines", "--input", "--output", "--max-tokens", "--no-speculation", "--drafter", *ADAPTIVE},
     "repo": {"engines", "-o --output", "--drafter", "--no-speculation", *ADAPTIVE},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 from support.models import DATA, GOLDENS
 
-from glmspec.build.configs.drafter import Convolution, DrafterConfig, MarkovHead, Selector
+from glmspec.build.configs.drafter import Convolution, DrafterConfig, MarkovHead, Scaling, Selector
 from glmspec.build.configs.fields import read_json
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
@@ -284,7 +285,12 @@ def test_confidence_over_a_markov_head_of_rank_0_is_refused():
     refused(lambda: drafter(markov_rank=0), "confidence_head_with_markov", "markov_rank is 0")
 
 
-@pytest.mark.parametrize("head", ["gated", "rnn", None])
+@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
+def test_markov_heads(head):
+    assert drafter(markov_head_type=head).markov == MarkovHead(rank=8, type=head)
+
+
+@pytest.mark.parametrize("head", ["lstm", "Gated", None])
 def test_unknown_markov_heads_are_refused(head):
     refused(lambda: drafter(markov_head_type=head), "markov_head_type", repr(head))
 
@@ -316,8 +322,18 @@ def test_drafts_of_a_block(name, anchor, tokens, drafts):
         assert drafter(name, drop, **changes).num_drafts == drafts
 
 
-def test_dflash2_never_drafts_from_the_anchor():
-    refused(lambda: drafter("dflash2", sample_from_anchor=True, speculative_tokens=8), "sample_from_anchor", "DFlash2")
+def test_every_kind_may_draft_from_the_anchor():
+    config = drafter("dflash2", sample_from_anchor=True, speculative_tokens=8)
+    assert (config.num_drafts, config.first_draft_row) == (8, 0)
+
+
+@pytest.mark.parametrize("anchor, drafts, rows", [(True, 8, 8), (True, 1, 1), (False, 7, 8), (False, 1, 2)])
+def test_fewer_drafts_are_fewer_rows(anchor, drafts, rows):
+    config = drafter(sample_from_anchor=anchor, speculative_tokens=8 if anchor else 7)
+    chosen = config.chosen(None, drafts)
+    assert (chosen.block_size, chosen.num_drafts, chosen.window) == (rows, drafts, config.window)
+    assert config.chosen(None, None) == config
+    assert config.chosen("relative", None) == replace(config, window="relative")
 
 
 @pytest.mark.parametrize("taps", [[3, 2, 5], [2, 2, 5], [-1, 2], [], None, "2", [2.0], [True, 2]])
@@ -339,6 +355,7 @@ def test_absent_taps_are_not_guessed():
     [
         ("dflash2", {"conv_group_size": 24}, ("conv_group_size", "hidden_size (64)")),
         ("dflash2", {"conv_kernel_size": 0}, ("conv_kernel_size",)),
+        ("dflash2", {"conv_kernel_size": 9}, ("conv_kernel_size", "block_size (8)")),
         ("dflash2", {"selector_top_k": 97}, ("selector_top_k", "draft_vocab_size (96)")),
         ("dflash2", {"selector_rank": None}, ("selector_rank",)),
         ("dspark", {"draft_vocab_size": 97}, ("draft_vocab_size", "97", "vocab_size (96)")),
@@ -389,17 +406,27 @@ def test_a_missing_drafter_key_is_named(name, key):
     refused(lambda: drafter(name, drop=(key,)), key.removeprefix("layer__"))
 
 
-@pytest.mark.parametrize(
-    "changes, key",
-    [
-        ({"layer__hidden_act": "gelu"}, "hidden_act"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
-        ({"output_multiplier": 0.5}, "output_multiplier"),
-        ({"input_embedding_scale": 8.0}, "input_embedding_scale"),
-    ],
-)
-def test_what_a_drafter_network_cannot_do_is_refused(changes, key):
-    refused(lambda: drafter("dflash2", **changes), key)
+def test_what_a_drafter_network_cannot_do_is_refused():
+    refused(lambda: drafter("dflash2", layer__hidden_act="gelu"), "hidden_act")
+
+
+SCALING = {"input_embedding_scale": 8.0, "output_multiplier": 0.5, "final_logit_softcapping": 30.0}
+
+
+def test_scaling():
+    assert drafter("dflash2").scaling == drafter("dflash2", output_multiplier=None).scaling == Scaling(1.0, 1.0, None)
+    assert drafter("dflash2", **SCALING).scaling == Scaling(8.0, 0.5, 30.0)
+    assert drafter("dflash2", final_logit_softcapping=30).scaling.cap == 30.0
+    assert drafter("dflash2", dflash_config=SCALING).scaling == Scaling(8.0, 0.5, 30.0)
+
+
+@pytest.mark.parametrize("key", SCALING)
+def test_wrong_scaling_is_refused(key):
+    """Zero too, and a key among the layers', where no published drafter reads it."""
+    for value in (0, -1.0, float("nan"), float("inf"), True, "2"):
+        refused(lambda value=value: drafter("dflash2", **{key: value}), key, repr(value), "a positive number")
+    refused(lambda: drafter("dflash2", **{f"layer__{key}": 2.0}), "transformer_layer_config", key, "top level")
+    assert drafter("dflash2", **{f"layer__{key}": None}).scaling == Scaling()
 
 
 # -- limits -------------------------------------------------------------------------------------

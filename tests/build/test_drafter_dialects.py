@@ -117,7 +117,7 @@ def test_a_dflash_with_a_markov_head_is_refused():
 
 
 @pytest.mark.parametrize("name", ["DFlashDraftModel", "DFlash2DraftModel"])
-def test_only_dspark_samples_from_the_anchor(name):
+def test_of_z_lab_s_only_dspark_samples_from_the_anchor(name):
     refused(z_lab("dflash2", name), "sample_from_anchor", sample_from_anchor=True)
 
 

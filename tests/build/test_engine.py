@@ -25,6 +25,7 @@ from glmspec.build.trt import backend
 from glmspec.convert.checkpoint import parse_config, read_checkpoint
 from glmspec.convert.conversion import plan_conversion
 from glmspec.runtime.engine import Engine
+from glmspec.runtime.request import Request
 
 CHECKPOINTS = GOLDENS / "checkpoints"
 VERIFIER, SMALL = CHECKPOINTS / "verifier", CHECKPOINTS / "dspark_redvocab"
@@ -471,9 +472,48 @@ def test_the_profile_is_recorded(small):
     assert build_config["profiles"] == json.loads(json.dumps(wanted))
 
 
+@pytest.mark.parametrize("name, window", [("dspark", 12), ("dflash2", 12), ("dspark-2", 0)])
+def test_a_drafter_s_profile_has_its_rings(golden_engines, name, window):
+    build_config = json.loads((golden_engines / name / "config.json").read_text())["build_config"]
+    wanted = EngineLimits(**build_config["limits"]).profiles(0, window)
+    assert build_config["profiles"] == json.loads(json.dumps(wanted))
+    assert ("XR" in build_config["profiles"]["context"]) == (window > 0)
+
+
 def test_an_engine_directory_of_another_version_is_refused(copied):
     rewrite(copied, lambda values: values.pop("mtp"))
     refused_at_load(copied, "another version", "Build the engine directory again")
+
+
+# -- what may be chosen for drafters --------------------------------------------------------------
+
+
+def test_fewer_drafts_and_the_other_window_are_built_and_loaded(tmp_path):
+    """Both come back at load, by the record: the network's hash would not fit otherwise."""
+    drafters = (CHECKPOINTS / "dflash2", CHECKPOINTS / "dspark")
+    out = build(tmp_path / "e", drafters=drafters, num_speculative_tokens=2, drafter_window="relative")
+    assert record(out)["limits"]["block_rows"] == 3
+    for name, rows in (("dflash2", 3), ("dspark", 2)):
+        assert record(out / name)["build_config"]["drafter_window"] == "relative"
+        assert record(out / name)["build_config"]["num_speculative_tokens"] == 2
+        engine = Engine(out, name)
+        config = engine.drafter.model.config
+        assert (config.window, config.num_drafts, config.block_size) == ("relative", 2, rows)
+        assert engine.answer(Request(prompt_ids=(5, 6, 7), max_tokens=6, ignore_eos=True))[1].num_spec_tokens == 2
+    network = record(out / "dflash2")["networks"]
+    assert record(build(tmp_path / "f", drafters=drafters, num_speculative_tokens=2) / "dflash2")["networks"] != network
+
+
+@pytest.mark.parametrize("drafter, drafts, most", [("dflash2", 8, 7), ("dspark_redvocab", 4, 3), ("dspark", 0, 8)])
+def test_more_drafts_than_a_checkpoint_allows_are_refused(tmp_path, drafter, drafts, most):
+    expected = [drafter, f"--num-speculative-tokens: found {drafts}", f"1 to {most}"]
+    assert_refused(tmp_path, VERIFIER, (CHECKPOINTS / drafter,), expected, num_speculative_tokens=drafts)
+
+
+@pytest.mark.parametrize("options", [{"num_speculative_tokens": 3}, {"drafter_window": "anchored"}])
+def test_what_concerns_drafters_needs_one(tmp_path, options):
+    (name,) = options
+    assert_refused(tmp_path, VERIFIER, (), [f"--{name.replace('_', '-')}", "no drafter"], **options)
 
 
 # -- what is legal and surprising is said ---------------------------------------------------------

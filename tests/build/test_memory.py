@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.models import DATA, GOLDENS
@@ -12,7 +14,7 @@ from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Options, open_deployment
 from glmspec.build.errors import ConfigError
 from glmspec.build.memory import greatest_steps, peak, plan_memory, with_pool
-from glmspec.build.network.reader import Graph, Node, Value
+from glmspec.build.network.reader import Graph, Node, Value, read
 from glmspec.build.trt import backend
 
 TRT = backend("tensorrt_rtx")
@@ -112,3 +114,81 @@ def test_drafters_that_borrow_cost_nothing_on_one_rank():
     borrowed = 2 * config.vocab_size * config.hidden_size * 4
     less, more = (plan_memory(one, greatest_steps(one, TRT)).weights for one in (halves, divided))
     assert more - less == own + table + longer + borrowed
+
+
+# -- rings ------------------------------------------------------------------------------------------------------------
+
+NO_STEP = Graph("g", (value("x", 1),), (value("y", 1),), (node("UNARY", [value("x", 1)], value("y", 1)),))
+RINGS = 6 * 2 * (1 + 16 * 33) * 64 * 8 * 128 * 2  # layers, keys and values, pages of 64 rows, heads, columns, bytes
+
+
+def dflash2(folder: Path, full_layers: int, window: int = 2048) -> Path:
+    """The config of a DFlash2 for GLM-5.3 with six sliding layers."""
+    values = json.loads((GOLDENS / "checkpoints" / "dflash2" / "config.json").read_text())
+    kinds = ["sliding_attention"] * 6 + ["full_attention"] * full_layers
+    sizes = dict(hidden_size=6144, vocab_size=154_880, intermediate_size=12_288, head_dim=128, sliding_window=window)
+    sizes |= dict(num_attention_heads=48, num_key_value_heads=8, num_hidden_layers=len(kinds), layer_types=kinds)
+    values["transformer_layer_config"] |= sizes | {"max_position_embeddings": 1 << 20}
+    values |= dict(aux_hidden_state_layer_ids=[6, 20, 34, 48, 62, 76], draft_vocab_size=154_880, mask_token_id=154_856)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def glm(full, tmp_path_factory):
+    """By full layers of the drafter (None: no drafter): GLM-5.3 with it, on eight B300, for so long sequences."""
+    home = tmp_path_factory.mktemp("drafters")
+    windows = {0: (0, 2048), 1: (1, 2048), "wide": (0, 131_072)}
+    folders = [dflash2(home / str(name), *sizes) for name, sizes in windows.items()]
+    options = Options(tp=8, quant="nvfp4")
+    opened = open_deployment(full, folders, TARGETS["b300"], options, config_only=True)
+    drafters = dict(zip(windows, opened.drafters, strict=True))
+
+    def made(drafter: int | str | None, max_model_len: int, max_num_seqs: int = 16):
+        limits = replace(opened.limits, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+        members = (opened.verifier, *([] if drafter is None else [drafters[drafter]]))
+        return replace(opened, members=members, limits=limits)
+
+    return made
+
+
+def test_rings_are_as_large_at_a_million_tokens(glm):
+    """33 pages of 64 rows hold a window of 2,048; what grows with the tokens is the verifier's, and full layers'."""
+    alone = plan_memory(glm(None, 131_072), [NO_STEP])
+    assert alone.rings == 0
+    for full_layers in (0, 1):
+        for length in (131_072, 1 << 20):
+            made = glm(full_layers, length)
+            plan = plan_memory(made, [NO_STEP])
+            assert plan.rings == RINGS == 832_045_056
+            assert plan.per_token == alone.per_token + full_layers * 2 * 8 * 128 * 2
+            page = plan.page_size * plan.per_token
+            assert plan.caches == (plan.pool_pages + 1) * page + RINGS
+            assert plan.pool_pages < made.limits.num_pages - 1  # what is left is less than a page
+            assert 0 <= plan.available - plan.weights - plan.step - plan.caches < page
+
+
+def test_a_step_of_sliding_layers_alone_does_not_grow_with_the_context(glm):
+    """What is gathered of rings is as much as they hold; a full layer's context is another matter."""
+    steps = {}
+    for full_layers in (0, 1):
+        for length in (131_072, 262_144):
+            made = glm(full_layers, length, max_num_seqs=4)
+            net = made.author(made.drafters[0], "generation", TRT, static=True)
+            steps[full_layers, length] = peak(read(net.definition, net.backend))
+    assert steps[0, 131_072] == steps[0, 262_144] < steps[1, 131_072] < steps[1, 262_144]
+
+
+def test_rings_that_cannot_be_counted_are_refused(glm):
+    told = r"--max-num-seqs: found 16 with a sliding window of 131,072 tokens \(dflash2-3\)"
+    with pytest.raises(ConfigError, match=told):
+        plan_memory(glm("wide", 1 << 20), [NO_STEP])
+    plan_memory(glm("wide", 1 << 20, max_num_seqs=15), [NO_STEP])
+
+
+def test_rings_count_when_nothing_fits(glm):
+    made = glm("wide", 1 << 20, max_num_seqs=15)
+    small = replace(made, target=replace(made.target, memory=120 * 10**9))
+    with pytest.raises(ConfigError, match=r"sliding windows 48\.3 GB, weights"):
+        plan_memory(small, [NO_STEP])

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from support.models import ASSETS, GOLDENS
 
-from glmspec.build.configs.limits import CONTEXT, EngineLimits
+from glmspec.build.configs.limits import CONTEXT, EngineLimits, Ranges
 from glmspec.build.errors import NetworkError
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
@@ -47,16 +47,21 @@ def config_of(name: str):
     return plan_conversion(GOLDENS / "checkpoints" / name).config
 
 
-def build(config, compute: str) -> tuple[Network, bytes, int]:
+def k_and_ranges(config) -> tuple[int, Ranges]:
+    k = LIMITS.index_topk(config.index_topk) if hasattr(config, "index_topk") else 0
+    return k, LIMITS.profiles(k, getattr(config, "sliding_window", None) or 0)[CONTEXT]
+
+
+def build(config, compute: str) -> tuple[Network, bytes]:
     tree = model_of(config, taps=(0, 2, 6) if hasattr(config, "index_topk") else ())
     return build_tree(tree, config, Form(compute=compute))
 
 
-def build_tree(tree, config, form: Form) -> tuple[Network, bytes, int]:
+def build_tree(tree, config, form: Form) -> tuple[Network, bytes]:
     net = tree.author(LIMITS, form, TRT)
     net.builder = Watched(net.builder)
-    k = LIMITS.index_topk(config.index_topk) if hasattr(config, "index_topk") else 0
-    return net, build_plan(net, LIMITS.profiles(k)[CONTEXT], "SM120").plan, k
+    _, ranges = k_and_ranges(config)
+    return net, build_plan(net, ranges, "SM120").plan
 
 
 @pytest.mark.parametrize(
@@ -71,21 +76,22 @@ def build_tree(tree, config, form: Form) -> tuple[Network, bytes, int]:
     ],
 )
 def test_every_network_compiles(name, compute, changes):
-    net, plan, k = build(replace(config_of(name), **changes), compute)
+    config = replace(config_of(name), **changes)
+    net, plan = build(config, compute)
     assert len(plan) > 100_000
     _check_bindings(net, plan)
-    _check_profile(net, k)
+    _check_profile(net, config)
 
 
 @pytest.mark.parametrize("recipe", ["auto", "nvfp4"])
 @pytest.mark.parametrize("make", [Mtp, partial(Verifier, hidden=True)], ids=["mtp", "verifier with hidden"])
 def test_the_mtp_module_and_what_feeds_it_compile(make, recipe):
     conversion = plan_conversion(ASSETS / "tiny-verifier", Options(RECIPES[recipe]))
-    net, plan, k = build_tree(make(conversion.config), conversion.config, conversion.form("bfloat16"))
+    net, plan = build_tree(make(conversion.config), conversion.config, conversion.form("bfloat16"))
     contract = net.contract()
     assert "hidden" in {spec.name for spec in (contract.inputs if make is Mtp else contract.outputs)}
     assert all(spec.name.encode() in plan for spec in (*contract.inputs, *contract.outputs))
-    _check_profile(net, k)
+    _check_profile(net, conversion.config)
 
 
 def _check_bindings(net: Network, plan: bytes) -> None:
@@ -101,15 +107,16 @@ def _check_bindings(net: Network, plan: bytes) -> None:
     }
 
 
-def _check_profile(net: Network, k: int) -> None:
-    ranges = LIMITS.profiles(k)[CONTEXT]
+def _check_profile(net: Network, config) -> None:
+    k, ranges = k_and_ranges(config)
     for spec in net.contract().inputs:
         if any(isinstance(dim, str) for dim in spec.dims):
             for bound, shape in enumerate(net.builder.profile.get_shape(spec.name)):
                 assert tuple(shape) == tuple(d if isinstance(d, int) else ranges[d][bound] for d in spec.dims)
-    least, _, most = net.builder.profile.get_shape("page_table")
-    assert least[1] >= -(-k // LIMITS.page_size)
-    assert most[1] * LIMITS.page_size >= LIMITS.max_model_len
+    if "page_table" in net.inputs:  # not where all layers slide
+        least, _, most = net.builder.profile.get_shape("page_table")
+        assert least[1] >= -(-k // LIMITS.page_size)
+        assert most[1] * LIMITS.page_size >= LIMITS.max_model_len
 
 
 def test_the_verifier_s_page_table_never_holds_fewer_rows_than_k():

@@ -164,6 +164,19 @@ def test_drafters_are_validated_too():
     assert by_config.ok, told(by_config)
 
 
+def test_a_profile_too_tight_for_a_drafter_s_rings_is_caught(monkeypatch):
+    ranges = limits.EngineLimits._ring_ranges
+
+    def tight(self, window, rows):
+        made = ranges(self, window, rows)
+        return made | {"CR": (1, 1, made["CR"][2] - 1)} if made else made
+
+    monkeypatch.setattr(limits.EngineLimits, "_ring_ranges", tight)
+    checkpoints = GOLDENS / "checkpoints"
+    report = check(checkpoints / "verifier", "config", "profiles", drafters=(checkpoints / "dflash2",), max_num_seqs=2)
+    assert failed(report) == ["profiles"] and "ring_write_order: CR is" in told(report)
+
+
 # -- planted faults ---------------------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,15 @@ def attention_case(causal: bool, window: int, relative: bool) -> Case:
     return Case(block_attention, inputs, dict(scale=0.3, causal=causal, window=window, relative=relative))
 
 
+def ring_case(causal: bool, window: int, relative: bool) -> Case:
+    """Tables that do not begin with the sequence: at its window, later than its window, and a sequence shorter than its
+    ring, whose last pages hold another's rows."""
+    case = attention_case(causal, window, relative)
+    anchor, start = torch.tensor([117, 40, 6], dtype=INT), torch.tensor([100, 36, 0], dtype=INT)
+    case.inputs |= {"anchor": anchor, "start": start}
+    return case
+
+
 def walk_inputs(seed: int, vocab: int, quantum: float = 0.0) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 4, vocab, generator=g)
@@ -128,21 +137,6 @@ def cases() -> dict[str, Case]:
         "index_topk with ties": index_case(2, 0.5),
         "index_topk, all scores equal": index_case(3, 100.0),
         "index_topk, a head at a time": index_case(2, 0.5, at_once=1),
-        "markov_walk": Case(
-            markov_walk, {**walk_inputs(1, 30), "w1": rand(30, 4), "w2": rand(30, 4)}, {}, ("w1", "w2")
-        ),
-        "markov_walk with ties": Case(
-            markov_walk,
-            {**walk_inputs(2, 30, 1.0), "w1": rand(30, 4).round(), "w2": rand(30, 4).round()},
-            {},
-            ("w1", "w2"),
-        ),
-        "markov_walk, reduced vocabulary": Case(
-            markov_walk,
-            {**walk_inputs(3, 12), "w1": rand(30, 4), "w2": rand(12, 4), "d2t": offset},
-            {},
-            ("w1", "w2", "d2t"),
-        ),
         "selector_walk": Case(
             selector_walk,
             {**walk_inputs(4, 30), "pred": rand(30, 4), "succ": rand(30, 4)},
@@ -156,6 +150,7 @@ def cases() -> dict[str, Case]:
             ("pred", "succ", "d2t"),
         ),
     }
+    made |= markov_cases(rand, offset)
     for case in made.values():
         if case.op is selector_walk:  # its second argument
             logits = case.inputs.pop("logits")
@@ -182,10 +177,27 @@ def cases() -> dict[str, Case]:
         (False, 6, True),
         (True, 3, True),
     ]:
-        made[f"block_attention causal={causal} window={window} relative={relative}"] = attention_case(
-            causal, window, relative
-        )
+        what = f"causal={causal} window={window} relative={relative}"
+        made[f"block_attention {what}"] = attention_case(causal, window, relative)
+        if window:
+            made[f"block_attention of a ring, {what}"] = ring_case(causal, window, relative)
     return made
+
+
+def markov_cases(rand: Callable, offset: torch.Tensor) -> dict[str, Case]:
+    """Every head with the full and the reduced vocabulary, ties, and an anchor's row that drafts nothing."""
+    found, weights = {}, ("w1", "w2", "recurrent", "offset")
+    for head, rows, columns in (("vanilla", 0, 0), ("gated", 4, 4), ("rnn", 12, 8)):
+        for kind, vocab, quantum in (("", 30, 0.0), (" with ties", 30, 1.0), (", reduced vocabulary", 12, 0.0)):
+            inputs = {**walk_inputs(len(found), vocab, quantum), "w1": rand(30, 4), "w2": rand(vocab, 4)}
+            if quantum:
+                inputs |= {name: inputs[name].round() for name in ("w1", "w2")}
+            if rows:
+                inputs |= {"rows": rand(3, 4 + (head == "rnn"), rows), "recurrent": rand(rows, columns)}
+            if vocab == 12:
+                inputs["offset"] = offset
+            found[f"markov_walk, {head}{kind}"] = Case(markov_walk, inputs, {"head": head}, weights)
+    return found
 
 
 def quantized_cases(made: dict[str, Case], rand: Callable) -> dict[str, Case]:
@@ -227,15 +239,30 @@ def as_list(result: Any) -> list[torch.Tensor]:
     return list(result) if isinstance(result, tuple) else [result]
 
 
+FIRST = 4  # inputs that every Markov walk has
+
+
 def native(case: Case) -> Callable:
+    if case.op is markov_walk:
+        names = [*case.inputs][FIRST:]
+        return lambda *inputs: case.op.native(
+            *inputs[:FIRST], **case.attributes, **dict(zip(names, inputs[FIRST:], strict=True))
+        )
     return lambda *inputs: case.op.native(*inputs, **case.attributes)
+
+
+def reference(case: Case) -> list[torch.Tensor]:
+    attributes = case.attributes
+    if case.op is markov_walk:
+        attributes = {**attributes, "given": [*case.inputs][FIRST:]}
+    return as_list(case.op.reference(*case.inputs.values(), **attributes))
 
 
 @pytest.mark.parametrize("lowest_wins", [True, False], ids=["TopK ties low", "TopK ties high"])
 @pytest.mark.parametrize("name", CASES)
 def test_native_layers_equal_the_reference(name, lowest_wins):
     case = CASES[name]
-    expected = as_list(case.op.reference(*case.inputs.values(), **case.attributes))
+    expected = reference(case)
     found = run(case.inputs, native(case), case.static, case.form, regions=False, lowest_wins=lowest_wins)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
@@ -249,7 +276,7 @@ def test_the_region_is_replaced_by_the_reference(name):
     net = author(case.inputs, native(case), case.static, case.form)
     ops = {node.region["op"] for node in read(net.definition, net.backend).nodes if node.region and "op" in node.region}
     assert ops == {next(op for op, reference in OPS.items() if reference is case.op.reference)}
-    expected = as_list(case.op.reference(*case.inputs.values(), **case.attributes))
+    expected = reference(case)
     for one, other in zip(run(case.inputs, native(case), case.static, case.form), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
@@ -275,6 +302,29 @@ def test_index_topk_reference_against_a_plain_loop():
             score = torch.relu(keys @ given["q"][token].T) @ given["weight"][token]
             best = sorted(range(position + 1), key=lambda column, s=score: (-round(s[column].item(), 5), column))[:8]
             assert rows[token][visible[token]].tolist() == [cache_rows[column] for column in sorted(best)]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("block_attention of a ring")])
+def test_block_attention_reference_against_a_plain_loop(name):
+    """Row by row over the positions that the conventions name."""
+    case = CASES[name]
+    q, k, v, k_cache, v_cache, tables, anchor, start = case.inputs.values()
+    window, relative, causal = (case.attributes[key] for key in ("window", "relative", "causal"))
+    found = block_attention.reference(*case.inputs.values(), **case.attributes)
+    for block, (table, p, first) in enumerate(zip(tables.tolist(), anchor.tolist(), start.tolist(), strict=True)):
+        for row in range(5):
+            oldest = p + row - window + 1 if relative else p - window
+            positions = range(max(oldest, first, 0), p)
+            places = [(table[(at - first) // 4], (at - first) % 4) for at in positions]
+            own = [r for r in range(5) if (r <= row or not causal) and (abs(r - row) < window or not relative)]
+            seen_LJD = [
+                torch.stack([cache[page, :, slot] for page, slot in places] + [mine[block, r] for r in own])
+                for cache, mine in ((k_cache, k), (v_cache, v))
+            ]
+            for head in range(4):
+                k_LD, v_LD = (seen[:, head // 2] for seen in seen_LJD)
+                p_L = torch.softmax(k_LD @ q[block, row, head] * case.attributes["scale"], 0)
+                torch.testing.assert_close(found[block, row, head], p_L @ v_LD, rtol=1e-4, atol=1e-5)
 
 
 def test_grouped_conv_reference_against_the_formula():

@@ -95,12 +95,12 @@ def test_sizes_end_at_the_limit():
 @pytest.mark.parametrize("drafter", ["dspark", "dflash2"])
 def test_measuring_disturbs_nobody(golden_engines, quick, drafter):
     engine = Engine(golden_engines, drafter)
-    limits, pool = engine.limits, engine.scheduler.pool
+    limits, pool, rings = engine.limits, engine.scheduler.pool, engine.scheduler.rings
     requests = [Request(prompt_ids=tuple(range(2, 2 + count)), max_tokens=12) for count in (3, 40)]
     expected = [job.answer for job in answer_all(engine, requests)]
-    free = list(pool._free)
-    table = measure_costs(Machinery(engine.verifier, engine.drafter, limits, pool))
-    assert pool._free == free
+    free, round_free = list(pool._free), list(rings._free)
+    table = measure_costs(Machinery(engine.verifier, engine.drafter, limits, pool, rings))
+    assert pool._free == free and rings._free == round_free
     assert table.verify_ms.sizes[-1] == limits.max_num_seqs * limits.block_rows
     assert table.draft_ms.sizes[-1] == limits.max_num_seqs
     for models in (engine.verifier, engine.drafter.model):
@@ -111,7 +111,7 @@ def test_measuring_disturbs_nobody(golden_engines, quick, drafter):
 def test_few_free_pages_are_enough(golden_engines, quick):
     engine = Engine(golden_engines, "dspark")
     held = engine.scheduler.pool.take(engine.scheduler.pool.free - 3)
-    machinery = Machinery(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool)
+    machinery = Machinery(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool, engine.scheduler.rings)
     assert measure_costs(machinery).verify_ms.sizes[-1] < engine.limits.max_num_seqs * engine.limits.block_rows
     assert engine.scheduler.pool.free == 3 and held
 

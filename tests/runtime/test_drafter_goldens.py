@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.models import GOLDENS, convert_and_load
+from support.models import GOLDENS, features_as_taps, golden_drafters
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
@@ -24,23 +25,14 @@ LIMITS = EngineLimits(
     max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64, page_size=8, segment_rows=9, block_rows=9
 )
 PAGES = [3, 1, 5, 2, 7]
+RINGS = [[2, 3, 1], [6, 4, 5], [8, 7, 9]]  # three pages hold the window of 12 rows wherever it begins
 CONVENTIONS = {"speculators": WINDOW_ANCHORED, "vllm": WINDOW_RELATIVE}
 CONTEXT = 24
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> dict[str, tuple[dict, dict[str, torch.Tensor]]]:
-    """Config values and tensors of each drafter, the verifier's where it shares them."""
-    home = tmp_path_factory.mktemp("goldens")
-    _, verifier = convert_and_load(GOLDENS / "checkpoints" / "verifier", home / "verifier")
-    made = {}
-    for name in ("dspark", "dflash2", "dspark_redvocab"):
-        checkpoint, own = convert_and_load(GOLDENS / "checkpoints" / name, home / name)
-        made[name] = (
-            checkpoint.record["hf_config"],
-            {**own, **{ours: verifier[theirs] for ours, theirs in checkpoint.shared.items()}},
-        )
-    return made
+    return golden_drafters(tmp_path_factory.mktemp("goldens"))
 
 
 def load(weights, kind: str, window: str, **options) -> Model:
@@ -54,11 +46,6 @@ def final_norm(weights, kind: str) -> str:
     return [node.output.name for node in read(net.definition, net.backend).nodes if node.name.startswith("norm/")][-1]
 
 
-def taps(config: DrafterConfig, features: torch.Tensor) -> dict[str, torch.Tensor]:
-    parts = features.split(config.hidden_size, 1)
-    return {f"tap.{tap}": part.contiguous() for tap, part in zip(config.taps, parts, strict=True)}
-
-
 @pytest.mark.parametrize("convention", CONVENTIONS)
 @pytest.mark.parametrize("kind", ["dspark", "dflash2"])
 @pytest.mark.parametrize("regions", [True, False], ids=["ops", "layers"])
@@ -66,13 +53,14 @@ def test_block_equals_the_golden(weights, kind, convention, regions):
     golden = load_file(GOLDENS / f"{kind}_block_{convention}.safetensors")
     probe = () if regions else (final_norm(weights, kind),)
     model = load(weights, kind, CONVENTIONS[convention], regions=regions, probes=probe)
-    block = Block(PAGES, int(golden["anchor"]), int(golden["position"]))
-    inputs = pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT)], [block], LIMITS)
-    out = model.run(inputs | taps(model.config, golden["context_features"]))
+    block = Block(PAGES, int(golden["anchor"]), int(golden["position"]), RINGS[0])
+    inputs = pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT, RINGS[0])], [block], LIMITS)
+    out = model.run(inputs | features_as_taps(model.config, golden["context_features"]))
     assert out["draft_ids"][0].tolist() == golden["draft_tokens"].tolist()
     for layer in range(model.config.num_hidden_layers):
         for cache, key in (("key", "ctx_k"), ("value", "ctx_v")):
-            rows = model.caches[0][f"cache.layers.{layer}.{cache}"][PAGES].transpose(1, 2).flatten(0, 1)[:CONTEXT]
+            pages = RINGS[0] if model.config.layer_types[layer] == "sliding_attention" else PAGES
+            rows = model.caches[0][f"cache.layers.{layer}.{cache}"][pages].transpose(1, 2).flatten(0, 1)[:CONTEXT]
             torch.testing.assert_close(rows, golden[f"{key}.{layer}"], rtol=1e-4, atol=1e-4)
     if probe:
         torch.testing.assert_close(out[probe[0]], golden["block_hidden"], rtol=1e-4, atol=1e-4)
@@ -81,6 +69,27 @@ def test_block_equals_the_golden(weights, kind, convention, regions):
         torch.testing.assert_close(out["scores"][0], golden["markov_logits"].amax(-1), rtol=1e-4, atol=1e-4)
     else:
         torch.testing.assert_close(out["scores"][0], golden["candidate_scores"].amax(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+def test_a_ring_shorter_than_the_context_gives_the_golden(weights, kind, convention):
+    """Pages of four rows: the ring has four of them, the context six, appended in two chunks over what others left."""
+    limits = replace(LIMITS, page_size=4)
+    values, tensors = weights[kind]
+    config = DrafterConfig.from_hf(values, kind, CONVENTIONS[convention])
+    model = Model(config, limits, Form(compute="float32"), [tensors])
+    for cache in model.caches[0].values():
+        cache.fill_(1e3)
+    golden = load_file(GOLDENS / f"{kind}_block_{convention}.safetensors")
+    pages, ring = [9, 3, 1, 5, 2, 7], [4, 9, 2, 6]
+    block = Block(pages, int(golden["anchor"]), int(golden["position"]), ring)
+    for start, stop, blocks in ((0, 19, []), (19, CONTEXT, [block])):
+        inputs = pack_blocks(range(stop - start), [Span(pages, start, stop - start, ring)], blocks, limits)
+        out = model.run(inputs | features_as_taps(config, golden["context_features"][start:stop]))
+    assert out["draft_ids"][0].tolist() == golden["draft_tokens"].tolist()
+    scores = golden["markov_logits" if kind == "dspark" else "candidate_scores"].amax(-1)
+    torch.testing.assert_close(out["scores"][0], scores, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash2", "dspark_redvocab"])
@@ -97,11 +106,11 @@ def test_blocks_in_a_batch_do_not_see_each_other(weights, kind):
             cache.zero_()
         for piece in range(pieces):
             parts = [torch.arange(lengths[i]).chunk(pieces)[piece] for i in which]
-            spans = [Span(owned[i], int(part[0]), len(part)) for i, part in zip(which, parts, strict=True)]
+            spans = [Span(owned[i], int(part[0]), len(part), RINGS[i]) for i, part in zip(which, parts, strict=True)]
             stacked = torch.cat([features[i][part] for i, part in zip(which, parts, strict=True)])
-            blocks = [Block(owned[i], anchors[i], lengths[i]) for i in which] if piece == pieces - 1 else []
+            blocks = [Block(owned[i], anchors[i], lengths[i], RINGS[i]) for i in which] if piece == pieces - 1 else []
             inputs = pack_blocks(range(len(stacked)), spans, blocks, LIMITS)
-            out = model.run(inputs | taps(config, stacked))
+            out = model.run(inputs | features_as_taps(config, stacked))
         return out["draft_ids"].tolist()
 
     alone = [draft([i], 1)[0] for i in range(3)]
@@ -120,11 +129,10 @@ def test_reduced_vocabulary_drafts_are_target_ids(weights, rank):
     reachable = set((torch.arange(48) + weights["dspark_redvocab"][1]["d2t"]).tolist())
     g = torch.Generator().manual_seed(2)
     features = torch.randn(20, 64, generator=g)
-    blocks = [Block(PAGES, anchor, 20) for anchor in (3, 50, 95)]
-    inputs = pack_blocks(range(20), [Span(PAGES, 0, 20)], blocks, LIMITS)
-    drafts = {
-        token for block in model.run(inputs | taps(model.config, features))["draft_ids"].tolist() for token in block
-    }
+    blocks = [Block(PAGES, anchor, 20, RINGS[0]) for anchor in (3, 50, 95)]
+    inputs = pack_blocks(range(20), [Span(PAGES, 0, 20, RINGS[0])], blocks, LIMITS)
+    found = model.run(inputs | features_as_taps(model.config, features))["draft_ids"]
+    drafts = set(found.flatten().tolist())
     assert drafts <= reachable and any(token >= 48 for token in drafts)
 
 
@@ -146,6 +154,6 @@ def test_plain_dflash_is_a_dspark_of_rank_0(weights):
         g = torch.Generator().manual_seed(4)
         features = torch.randn(CONTEXT, len(model.config.taps) * 64, generator=g)
         inputs = pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT)], [Block(PAGES, 7, CONTEXT)], LIMITS)
-        drafts.append(model.run(inputs | taps(model.config, features))["draft_ids"].tolist())
+        drafts.append(model.run(inputs | features_as_taps(model.config, features))["draft_ids"].tolist())
     assert drafts[0] == drafts[1] and len(drafts[0][0]) == 7
     assert model.config.kind == "dflash"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from support.models import GOLDENS
 
 from glmspec.build.configs.target import TARGETS
@@ -15,8 +18,9 @@ from glmspec.build.errors import EngineError, GlmspecError, RequestError
 from glmspec.build.progress import Progress
 from glmspec.runtime import generate
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.generate import answer_all, generate_file
+from glmspec.runtime.generate import Wanted, answer_all
 from glmspec.runtime.request import Request
+from glmspec.runtime.sampling import Sampling
 
 PROMPTS = ["def add(a, b):\n", "Count: 1, 2, 3,", "| a | b |\n", "Once upon a time " * 9, "naïve 中文", "x"]
 
@@ -43,8 +47,10 @@ def files(tmp_path):
     return Files()
 
 
-def run(engines, files, max_tokens=12, speculate=True, drafter=None) -> None:
-    generate_file(engines, files.source, files.output, max_tokens, speculate, drafter, Progress())
+def run(engines, files, max_tokens=12, speculate=True, drafter=None, statistics=None, **settings) -> None:
+    settings = {"max_tokens": max_tokens, **settings}
+    wanted = Wanted(source=files.source, prompts=(), output=files.output, statistics=statistics, settings=settings)
+    generate.generate(lambda: Engine(engines, drafter, speculate), wanted, Progress())
 
 
 @pytest.mark.parametrize("speculate", [True, False])
@@ -98,6 +104,53 @@ def test_a_prompt_split_over_steps_is_answered_the_same(golden_engines, engine, 
         assert len(set(whole.tokens)) > 1
 
 
+def test_a_line_s_own_settings_go_before_the_command_s(tiny_engines, engine, files):
+    text = PROMPTS[1]
+    ids = tuple(engine.tokenizer.encode(text))
+    files.write(
+        {"prompt": text, "max_tokens": 5},
+        {"prompt": text, "temperature": 2.0, "seed": 3, "logprobs": 1},
+        {"prompt": text, "top_k": 1},
+        {"prompt": text, "bad_words": ["2", "3"], "speculate": False, "seed": None},
+    )
+    run(tiny_engines, files, temperature=0.0, repetition_penalty=1.1, top_k=None)
+    short, drawn, greedy, without = files.read()
+    plain = engine.answer(Request(prompt_ids=ids, max_tokens=12, sampling=Sampling(repetition_penalty=1.1)))[0]
+    assert short["output_token_ids"] == plain.tokens[:5]
+    assert greedy["output_token_ids"] == plain.tokens and "seed" not in greedy
+    assert drawn["seed"] == 3 and len(drawn["logprobs"]) == len(drawn["output_token_ids"])
+    assert drawn["logprobs"][0].keys() == {"token", "logprob", "top"} and len(drawn["logprobs"][0]["top"]) == 1
+    assert not {"2", "3"} & set(without["text"]) and without["speculative_decoding"]["num_spec_steps"] == 0
+
+
+def test_statistics_of_all_answers(tiny_engines, files):
+    """Pooled before division; positions sum to the length less one."""
+    files.write(*({"prompt": text} for text in PROMPTS))
+    run(tiny_engines, files, 30, statistics=files.output.with_name("stats.json"))
+    found = json.loads(files.output.with_name("stats.json").read_text())
+    parts = [line["speculative_decoding"] for line in files.read()]
+    steps, accepted, proposed = (
+        sum(part[key] for part in parts) for key in ("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens")
+    )
+    assert found["drafter"] == "dspark"
+    assert found["mean_acceptance_length"] == pytest.approx(1 + accepted / steps)
+    assert found["draft_acceptance_rate"] == pytest.approx(accepted / proposed)
+    assert len(found["position_rates"]) == 8
+    assert sum(found["position_rates"]) == pytest.approx(found["mean_acceptance_length"] - 1)
+
+
+def test_answers_on_a_terminal_are_coloured(engine):
+    """Accepted drafts, rejected ones and the verifier's own can be told apart, and the text is whole."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system="standard", highlight=False, width=400)
+    request = Request(prompt_ids=tuple(engine.tokenizer.encode(PROMPTS[0])), max_tokens=40)
+    (job,) = generate._watched(engine, [request], console)
+    shown = out.getvalue()
+    assert "\x1b[32m" in shown and "\x1b[9;31m" in shown
+    without = re.sub("\x1b\\[9;31m.*?\x1b\\[0m", "", shown, flags=re.S).partition("own\n")[2]
+    assert re.sub("\x1b\\[[0-9;]*m", "", without) == job.answer.text + "\n"
+
+
 def test_blank_lines_are_ignored_and_counted(tiny_engines, files):
     files.write("", {"prompt": "a"}, "   ", {"prompt": "b"}, "")
     run(tiny_engines, files, 2)
@@ -137,7 +190,13 @@ def test_without_a_tokenizer_ids_only(golden_engines, files):
         ("[1]", "expected an object with either prompt or prompt_token_ids"),
         ({}, "expected an object with either prompt or prompt_token_ids"),
         ({"prompt": "a", "prompt_token_ids": [1]}, "expected an object with either prompt or prompt_token_ids"),
-        ({"prompt": "a", "max_tokens": 9, "seed": 1}, "max_tokens, seed: not a setting of a line"),
+        ({"prompt": "a", "n": 2, "tools": []}, "n, tools: not a setting of a line, expected some of max_tokens"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature: found 'hot', expected a number"),
+        ({"prompt": "a", "seed": True}, "seed: found True, expected a whole number"),
+        ({"prompt": "a", "stop": "x"}, "stop: found 'x', expected a list of texts"),
+        ({"prompt": "a", "top_p": 2}, "top_p: found 2, expected from 0 to 1"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias: expected an object of token ids and biases"),
+        ({"prompt": "a", "min_tokens": 13}, "min_tokens: found 13, expected at most max_tokens"),
         ({"prompt": 5}, "prompt: found 5, expected a text"),
         ({"prompt": ""}, "prompt: found no tokens"),
         ({"prompt_token_ids": "1"}, "prompt_token_ids: expected a list of integers"),

@@ -9,7 +9,7 @@ import torch
 
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.runtime.pack import Block, Rows, pack_blocks, pack_rows
-from glmspec.runtime.pages import NULL_PAGE, Span, write_plan
+from glmspec.runtime.pages import NULL_PAGE, Span, ring_write_plan, write_plan
 
 LIMITS = EngineLimits(
     max_model_len=64, max_num_seqs=4, max_num_batched_tokens=80, page_size=4, segment_rows=6, block_rows=5
@@ -100,6 +100,23 @@ def test_blocks_equal_a_loop(seed):
     for block, pages in zip(blocks, found["page_table"].tolist(), strict=True):
         assert pages == [*block.pages[:width], *[NULL_PAGE] * (width - len(block.pages))]
     assert {tensor.dtype for tensor in found.values()} == {torch.int32}
+
+
+def test_sequences_that_have_rings_give_the_inputs_of_sliding_layers():
+    """A window of 8 rows in pages of 4: three pages a ring."""
+    rings = [[3, 1, 2], [6, 5, 4]]
+    kept = [Span([9, 8, 7, 6, 5], 0, 18, rings[0]), Span([4], 0, 2, rings[1])]
+    blocks = [Block(span.pages, 11, span.start + span.count, span.ring) for span in kept]
+    found = pack_blocks(range(20), kept, blocks, LIMITS)
+    for name, array in ring_write_plan(kept, LIMITS.page_size, 1 + 4 * 3).items():
+        assert found[name].tolist() == array.tolist()
+    assert len(found["ring_write_order"]) == 3 * 4 - 2 + 2 and len(found["write_order"]) == 20
+    assert (found["ring_page_table"].tolist(), found["ring_start"].tolist()) == ([[2, 3, 1], [6, 5, 4]], [8, 0])
+    assert {tensor.dtype for tensor in found.values()} == {torch.int32}
+    idle = pack_blocks(range(20), kept, [], LIMITS)
+    assert (idle["ring_page_table"].tolist(), idle["ring_start"].tolist()) == ([[NULL_PAGE] * 3], [0])
+    without = pack_blocks([0], [Span([1], 0, 1)], [], LIMITS)
+    assert not [name for name in without if name.startswith("ring_")]
 
 
 def test_without_a_block_an_idle_one_reads_nothing():

@@ -151,6 +151,13 @@ def test_noise_belongs_to_seed_and_position():
     assert len(np.unique(every)) == len(every)
 
 
+def test_every_bit_of_a_seed_counts():
+    seeds = [*(1 << bit for bit in range(64)), 0, 2**64 - 1, 2**64 - 2]
+    assert (
+        len({tuple(Noise(seed).draws(5, 2)) for seed in seeds} | {Noise(seed).block(5, 1)[2] for seed in seeds}) == 134
+    )
+
+
 def test_noise_is_uniform_and_independent():
     numbers = np.stack([np.concatenate(Noise(seed).block(50, 4)[:2]) for seed in range(20_000)])
     assert numbers.min() >= 0 and numbers.max() < 1

@@ -15,6 +15,7 @@ from glmspec.runtime.sequence import Sequence
 from glmspec.runtime.stats import SpecStats
 
 DRAFTS = 4
+RING_PAGES = 3
 FAR = 10_000  # a drafter trained for longer sequences than any here
 
 
@@ -27,7 +28,7 @@ def scheduler(seqs: int = 4, batched: int = 40, num_drafts: int = DRAFTS) -> Sch
         segment_rows=16,
         block_rows=1 + DRAFTS,
     )
-    return Scheduler(limits, num_drafts)
+    return Scheduler(limits, num_drafts, RING_PAGES)
 
 
 def add(one: Scheduler, prompt: int, answer: int, speculate: bool = True, reach: int = FAR) -> Sequence:
@@ -59,6 +60,10 @@ def check(one: Scheduler, turns: list[Turn]) -> None:
     owned = [page for sequence in one.running for page in sequence.pages]
     assert len(set(owned)) == len(owned)
     assert one.pool.free + len(owned) == limits.num_pages - 1
+    rings = [page for sequence in one.running for page in sequence.ring]
+    assert len(set(rings)) == len(rings) == RING_PAGES * len(one.running)
+    assert set(rings) <= set(range(1, 1 + RING_PAGES * limits.max_num_seqs))
+    assert all(not sequence.ring for sequence in one.waiting)
     for turn in turns:
         sequence = turn.sequence
         assert 1 <= turn.tokens <= sequence.pending
@@ -74,7 +79,12 @@ def run_out(one: Scheduler, steps: int = 1000) -> None:
         step(one)
         steps -= 1
         assert steps, "the scheduler does not come to an end"
-    assert one.pool.free == one.limits.num_pages - 1
+    assert all_is_free(one)
+
+
+def all_is_free(one: Scheduler) -> bool:
+    free = (one.pool.free, one.rings.free)
+    return free == (one.limits.num_pages - 1, RING_PAGES * one.limits.max_num_seqs)
 
 
 def test_a_prompt_longer_than_the_step_is_split():
@@ -150,7 +160,7 @@ def test_random_traffic_always_ends_and_returns_every_page(seed):
             one.abort(rng.choice(everyone))
         step(one, rng)
     run_out(one)
-    assert all(sequence.finished and not sequence.pages for sequence in everyone)
+    assert all(sequence.finished and not sequence.pages and not sequence.ring for sequence in everyone)
 
 
 def state(one: Scheduler, sequence: Sequence) -> str:
@@ -175,7 +185,7 @@ def test_fifty_cancelled_requests_leave_nothing_behind():
         assert state(one, victim) == phase
         for sequence in [victim, victim, *before]:
             one.abort(sequence)
-        assert (one.running, list(one.waiting), one.pool.free) == ([], [], one.limits.num_pages - 1)
+        assert (one.running, list(one.waiting)) == ([], []) and all_is_free(one)
         assert one.plan() == []
     normal = add(one, prompt=30, answer=20)
     run_out(one)
@@ -218,3 +228,10 @@ def test_the_drafter_stays_silent_beyond_its_reach():
     assert [many for length, many in drafts if length + DRAFTS > 20] == [0] * sum(n + DRAFTS > 20 for n, _ in drafts)
     assert any(many == DRAFTS for _, many in drafts)
     assert sequence.beyond_reach
+
+
+def test_a_sequence_may_draft_until_its_block_would_end_beyond_the_reach():
+    one = scheduler()
+    assert add(one, prompt=10, answer=30, reach=10 + DRAFTS).may_draft  # in its prompt: later
+    assert not add(one, prompt=10, answer=30, reach=9 + DRAFTS).may_draft
+    assert not add(one, prompt=10, answer=30, speculate=False).may_draft

@@ -7,11 +7,14 @@ import random
 
 import pytest
 import torch
-from support.models import ASSETS, GOLDENS, reference_verifier, stable_topk
+from support.models import ASSETS, GOLDENS, reference_verifier, stable_topk, whole_contexts
 
+from glmspec.build.network.contract import CACHE
+from glmspec.build.network.form import Form
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
-from glmspec.runtime.propose import Drafts
+from glmspec.runtime.model import Model
+from glmspec.runtime.propose import BlockDrafter, Drafts
 from glmspec.runtime.request import Request
 
 NEW_TOKENS = 64
@@ -149,19 +152,58 @@ def test_the_limit_of_the_engine_ends_an_answer(engines):
 
 
 def test_a_drafter_falls_silent_beyond_its_reach(tiny_engines, requests, plain):
-    """The drafter knows fewer positions than the verifier: no drafts past them, and the same text."""
+    """The drafter knows fewer positions than the verifier: no drafts past them, the same text, and it is not run for
+    rows that it will never draft from."""
     engine = Engine(tiny_engines, "dspark")
     index = max(range(PROMPTS), key=lambda i: len(plain[i]))
-    engine.drafter.reach = len(requests[index].prompt_ids) + 20
-    answer, stats = engine.answer(requests[index])
-    assert answer.tokens == plain[index]
-    assert 0 < stats.num_draft_tokens <= 8 * 20
+    prompt = len(requests[index].prompt_ids)
+    engine.drafter.model.run = counted = Counted(engine.drafter.model.run)
+    for reach, most in ((prompt + 20, 20), (prompt + 7, 0)):
+        engine.drafter.reach, counted.runs = reach, 0
+        answer, stats = engine.answer(requests[index])
+        assert answer.tokens == plain[index]
+        assert (most > 0) == (stats.num_draft_tokens > 0) and stats.num_draft_tokens <= 8 * most
+        assert counted.runs == stats.num_steps  # one a block, the prompt's rows with the first
+
+
+class Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, real) -> None:
+        self.runs, self._real = 0, real
+
+    def __call__(self, inputs):
+        self.runs += 1
+        return self._real(inputs)
+
+
+@pytest.mark.parametrize("drafter", ["dspark", "dflash2"])
+def test_rings_draft_what_whole_contexts_do(tiny_engines, requests, plain, drafter):
+    """Prompts shorter and longer than the window of 64 rows, whose answers cross it and the ring of 80, several at
+    once: not a draft differs from those of sliding layers that keep everything."""
+    lengths = {index: len(one.prompt_ids) for index, one in enumerate(requests)}
+    chosen = sorted(lengths, key=lengths.get)[:40:5]
+    assert lengths[chosen[0]] < 64 and any(64 < length < 80 for length in map(lengths.get, chosen))
+    ringed, whole = Engine(tiny_engines, drafter), Engine(tiny_engines, drafter)
+    config = ringed.drafter.model.config
+    assert config.sliding_window == 64 and ringed.drafter.ring_pages == 5
+    with whole_contexts():
+        model = Model(config, whole.limits, Form(compute="float32"), whole.drafter.model.weights)
+    whole.loop.drafter, whole.scheduler.ring_pages = BlockDrafter(model, whole.limits), 0
+    histograms = []
+    for engine in (ringed, whole):
+        jobs = answer_all(engine, [requests[index] for index in chosen])
+        assert [job.answer.tokens for job in jobs] == [plain[index] for index in chosen]
+        histograms.append([job.stats.acceptance_histogram for job in jobs])
+    assert histograms[0] == histograms[1]
+    assert sum(sum(one[4:]) for one in histograms[0]) > 20  # a drafter that knows its context is often right
+    assert ringed.scheduler.rings.free == 5 * ringed.limits.max_num_seqs
 
 
 def test_aborted_requests_leave_the_others_alone(engines, requests, plain):
     """Abort while waiting, in the prompt and between draft and verify; every page comes back."""
     engine = engines["dflash2"]
-    free = engine.scheduler.pool.free
+    free = (engine.scheduler.pool.free, engine.scheduler.rings.free)
     sequences = [engine.add(request) for request in requests[:14]]
     tokens: dict[int, list[int]] = {index: [] for index in range(14)}
     for step in range(400):
@@ -172,7 +214,7 @@ def test_aborted_requests_leave_the_others_alone(engines, requests, plain):
             tokens[sequences.index(sequence)] += delta.tokens
         if not engine.busy:
             break
-    assert not engine.busy and engine.scheduler.pool.free == free
+    assert not engine.busy and (engine.scheduler.pool.free, engine.scheduler.rings.free) == free
     kept = [index for index in range(14) if sequences[index].finish_reason != "aborted"]
     assert len(kept) >= 11
     assert all(tokens[index] == plain[index] for index in kept)
@@ -192,14 +234,16 @@ def test_the_drafter_knows_the_same_context_as_after_a_cold_start(tiny_engines, 
             request = Request(prompt_ids=request.prompt_ids + tuple(plain[3]), max_tokens=3, ignore_eos=True)
         sequence = engine.add(request)
         engine.step()
-        pages = list(sequence.pages)
+        owned = {"X": list(sequence.pages), "XR": list(sequence.ring)}
         while engine.busy:
             engine.step()
         count = len(requests[3].prompt_ids) + len(plain[3]) - 1 - 9  # the last block's rows are never appended
-        rows[name] = {
-            cache: tensor[pages].transpose(1, 2).flatten(0, 1)[:count]
-            for cache, tensor in engine.drafter.model.caches[0].items()
-        }
+        rows[name] = {}
+        for spec in engine.drafter.model.contract.of_role(CACHE):
+            pages, tensor = owned[spec.dims[0]], engine.drafter.model.caches[0][spec.name]
+            first = count - 50 if spec.dims[0] == "XR" else 0  # what a ring still holds in both
+            page = [pages[at // 16 % len(pages)] for at in range(first, count)]
+            rows[name][spec.name] = tensor[page, :, [at % 16 for at in range(first, count)]]
     assert count > 60
     for cache, expected in rows["cold"].items():
         torch.testing.assert_close(rows["warm"][cache], expected, rtol=1e-3, atol=1e-3, msg=cache)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.layers.paged import WHOLE
+from glmspec.build.models.dflash import BlockAttention
 from glmspec.build.network.form import Form
 from glmspec.build.validate.twin import stable_topk as stable_topk
 from glmspec.convert.calibration import Activations
@@ -104,6 +109,39 @@ def convert_and_load(folder: Path, out: Path) -> tuple[Any, dict[str, torch.Tens
     """Convert a Hugging Face folder; its checkpoint and tensors."""
     checkpoint = plan_conversion(folder).write(out)
     return checkpoint, checkpoint.load()
+
+
+def golden_drafters(home: Path) -> dict[str, tuple[dict, dict[str, torch.Tensor]]]:
+    """Config values and tensors of each golden drafter, the verifier's where it shares them. home: a folder to use."""
+    _, verifier = convert_and_load(GOLDENS / "checkpoints" / "verifier", home / "verifier")
+    made = {}
+    for name in ("dspark", "dflash2", "dspark_redvocab"):
+        checkpoint, own = convert_and_load(GOLDENS / "checkpoints" / name, home / name)
+        shared = {ours: verifier[theirs] for ours, theirs in checkpoint.shared.items()}
+        made[name] = (checkpoint.record["hf_config"], {**own, **shared})
+    return made
+
+
+def features_as_taps(config: DrafterConfig, features: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Concatenated features [rows, taps * hidden] as a drafter's inputs."""
+    parts = features.split(config.hidden_size, 1)
+    return {f"tap.{tap}": part.contiguous() for tap, part in zip(config.taps, parts, strict=True)}
+
+
+@contextmanager
+def whole_contexts() -> Iterator[None]:
+    """Drafters made inside keep whole contexts in their sliding layers too, and have no rings."""
+    made = BlockAttention.__init__
+
+    def init(self: BlockAttention, config: DrafterConfig, index: int) -> None:
+        made(self, config, index)
+        self.kind = WHOLE
+
+    BlockAttention.__init__ = init
+    try:
+        yield
+    finally:
+        BlockAttention.__init__ = made
 
 
 def load_verifier(folder: Path, out: Path, limits: EngineLimits = LIMITS, **options: Any) -> Model:

@@ -24,6 +24,7 @@ class Result:
             "text_output": np.array([b"ab"], dtype=object),
             "output_ids": np.array(tokens or [], dtype=np.int32),
             "finish_reason": np.array([b"stop" if final else b""], dtype=object),
+            "output_logprobs": np.array([b""], dtype=object),
             "speculative_decoding": np.array([stats], dtype=object),
         }
         parameter = SimpleNamespace(bool_param=final)

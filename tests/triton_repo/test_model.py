@@ -84,7 +84,7 @@ def model(tiny_engines, tmp_path_factory):
     costs = repo.parent / "costs.json"
     save_costs(costs, CostTable(free, free), MadeFor(sha256(tiny_engines / "config.json"), "dspark"))
     write_repository(tiny_engines, repo, None, True)
-    parameters = {"engines": str(tiny_engines), "drafter": "", "speculate": "true"}
+    parameters = {"engines": str(tiny_engines), "drafter": "", "speculate": "true", "verification": "standard"}
     parameters |= parameters_of(Adaptive(costs=costs), repo / "glmspec" / "1")
     config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
     with pytest.MonkeyPatch.context() as patch:

@@ -101,8 +101,8 @@ def test_the_model_loads_the_engines_from_its_own_folder(engines, repo, monkeypa
     asked = {}
 
     class Asked:
-        def __init__(self, folder, drafter, speculate, adaptive):
-            asked.update(folder=folder, drafter=drafter, speculate=speculate, adaptive=adaptive)
+        def __init__(self, folder, drafter, speculate, **settings):
+            asked.update(folder=folder, drafter=drafter, speculate=speculate, **settings)
             raise EngineError("enough")
 
     monkeypatch.setitem(
@@ -122,7 +122,13 @@ def test_the_model_loads_the_engines_from_its_own_folder(engines, repo, monkeypa
     }
     with pytest.raises(EngineError, match="enough"):
         namespace["TritonPythonModel"]().initialize(args)
-    assert asked == {"folder": engines, "drafter": None, "speculate": True, "adaptive": None}
+    assert asked == {
+        "folder": engines,
+        "drafter": None,
+        "speculate": True,
+        "verification": "standard",
+        "adaptive": None,
+    }
     sys.modules.pop("glmspec.triton_repo.model", None)
 
 
@@ -179,7 +185,7 @@ def test_adaptive_settings_are_in_the_parameters(engines, settings):
     out = engines.parent / "deep" / "repo"
     if settings:
         settings = replace(settings, costs=engines.parent / "costs.json" if settings.threshold else None)
-    write_repository(engines, out, None, True, settings)
+    write_repository(engines, out, None, True, adaptive=settings)
     assert settings_of(parameters_of(out), out / "glmspec" / "1") == settings
     assert str(engines.parent) not in (out / "glmspec" / "config.pbtxt").read_text()  # only relative places
     assert settings_of({"engines": "x"}, out) is None  # of older repositories
@@ -187,4 +193,4 @@ def test_adaptive_settings_are_in_the_parameters(engines, settings):
 
 def test_adaptive_serving_needs_a_drafter(engines, tmp_path):
     with pytest.raises(EngineError, match="there is no drafter"):
-        write_repository(engines, tmp_path / "repo", None, False, Adaptive())
+        write_repository(engines, tmp_path / "repo", None, False, adaptive=Adaptive())

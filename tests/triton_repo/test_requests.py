@@ -58,24 +58,33 @@ def test_defaults(tokenizer):
     assert made.request.speculate and not made.request.ignore_eos and made.request.stop == ()
 
 
-# What each field looks like once parsed. exclude_input and the sampling fields leave no trace.
+def of_sampling(name, value):
+    return lambda made: getattr(made.request.sampling, name) == value
+
+
+# What each field looks like once parsed. exclude_input and return_finish_reason leave no trace.
 VALUES = {
     "max_tokens": (7, lambda made: made.request.max_tokens == 7),
     "stream": (True, lambda made: made.stream is True),
     "stop": (["a", "é"], lambda made: made.request.stop == ("a", "é")),
+    "stop_token_ids": ([5, 6], lambda made: made.request.stop_token_ids == (5, 6)),
     "ignore_eos": (True, lambda made: made.request.ignore_eos is True),
     "speculate": (False, lambda made: made.request.speculate is False),
-    "temperature": (0.0, lambda made: True),
-    "top_k": (1, lambda made: True),
-    "top_p": (1.0, lambda made: True),
+    "temperature": (0.5, of_sampling("temperature", 0.5)),
+    "top_k": (3, of_sampling("top_k", 3)),
+    "top_p": (0.5, of_sampling("top_p", 0.5)),
+    "min_p": (0.25, of_sampling("min_p", 0.25)),
     "exclude_input": (True, lambda made: True),
-    "seed": (7, lambda made: True),
-    "repetition_penalty": (1.0, lambda made: True),
-    "frequency_penalty": (0.0, lambda made: True),
-    "presence_penalty": (0.0, lambda made: True),
-    "bad_words": ([], lambda made: True),
+    "seed": (2**63, of_sampling("seed", 2**63)),
+    "min_tokens": (4, of_sampling("min_tokens", 4)),
+    "logit_bias": ('{"7": -1.5, "5": 2}', of_sampling("logit_bias", ((5, 2.0), (7, -1.5)))),
+    "logprobs": (2, of_sampling("logprobs", 2)),
+    "repetition_penalty": (1.5, of_sampling("repetition_penalty", 1.5)),
+    "frequency_penalty": (-0.5, of_sampling("frequency_penalty", -0.5)),
+    "presence_penalty": (0.5, of_sampling("presence_penalty", 0.5)),
+    "bad_words": (["no"], of_sampling("bad_words", ((110, 111),))),
     "return_finish_reason": (True, lambda made: True),
-    "return_cumulative_logprob": (False, lambda made: True),
+    "return_cumulative_logprob": (True, of_sampling("logprobs", 0)),
 }
 PROMPTS = {"text": "ab", "messages": json.dumps(MESSAGES), "input_ids": [97, 98]}
 
@@ -163,26 +172,17 @@ def test_a_matrix_of_one_value_is_a_scalar(tokenizer):
         {"top_p": 1.0},
     ],
 )
-def test_what_amounts_to_greedy_passes(tokenizer, sampling):
-    call(tokenizer, text_input="ab", **sampling)
+def test_what_amounts_to_greedy_is_greedy(tokenizer, sampling):
+    assert call(tokenizer, text_input="ab", **sampling).request.sampling.plain
 
 
 @pytest.mark.parametrize(
-    "sampling",
-    [
-        {"temperature": 0.5},
-        {"temperature": 1.0},
-        {"temperature": -1.0},
-        {"temperature": float("nan")},
-        {"top_k": 2},
-        {"top_p": 0.5},
-        {"temperature": 0.5, "top_k": 0},
-    ],
-)
-def test_sampling_is_refused(tokenizer, sampling):
-    message = refused(tokenizer, text_input="ab", **sampling)
-    assert "this version decodes greedily: send temperature 0 or top_k 1" in message
-    assert all(f"{name}" in message for name in sampling)
+    ("sampling", "temperature"),
+    [({"top_k": 2}, 1.0), ({"top_p": 0.5}, 1.0), ({"min_p": 0.1}, 1.0), ({"seed": 3}, 0.0), ({"top_k": -1}, 0.0),
+     ({"temperature": 0.5, "top_k": 0}, 0.5)],
+)  # fmt: skip
+def test_narrowing_the_choice_asks_for_sampling(tokenizer, sampling, temperature):
+    assert call(tokenizer, text_input="ab", **sampling).request.sampling.temperature == temperature
 
 
 @pytest.mark.parametrize("name", INPUTS["exclude_input"].names)
@@ -219,22 +219,17 @@ def test_two_prompts_are_named_as_they_were_sent(tokenizer):
     assert "'text_input'" in refused(tokenizer, text_input="a", input_ids=[1])
 
 
-def test_the_refused_sampling_field_is_the_one_named(tokenizer):
-    assert refused(tokenizer, text_input="a", top_k=5).startswith("top_k: found 5")
-
-
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("repetition_penalty", 1.1),
-        ("sampling_param_frequency_penalty", 0.5),
-        ("presence_penalty", -1.0),
-        ("bad_words", ["no"]),
-        ("return_cumulative_logprob", True),
-    ],
+    ("text", "why"),
+    [("[1]", "numbers"), ('{"a": 1}', "invalid literal"), ("{", "Expecting"), ('{"1": "x"}', "numbers")],
 )
-def test_what_is_not_served_yet_is_refused_by_name(tokenizer, name, value):
-    assert INPUTS[FIELD_OF[name]].names[0] in refused(tokenizer, text_input="a", **{name: value})
+def test_odd_biases_are_refused(tokenizer, text, why):
+    message = refused(tokenizer, text_input="a", logit_bias=text)
+    assert message.startswith("logit_bias: expected an object of token ids and biases") and why in message
+
+
+def test_bad_words_without_a_tokenizer_are_refused():
+    assert "bad_words: this engine has no tokenizer" in refused(None, input_ids=[1], bad_words=["no"])
 
 
 def test_a_templated_chat_gets_no_special_tokens_twice(tmp_path):

@@ -13,6 +13,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import tritonclient.grpc as grpc
 from glmspec.build.errors import RequestError
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import LENGTH, STOP, Answer, Request
+from glmspec.runtime.sampling import Sampling
 from glmspec.triton_repo import launcher
 from glmspec.triton_repo.client import Chunk, Client
 from glmspec.triton_repo.launcher import Ports, Server
@@ -91,6 +93,22 @@ def test_a_stream_is_what_the_engine_says(oracle, client, name, speculate):
     assert joined(chunks) == answer
     assert chunks[-1].stats.to_json() == stats.to_json()
     assert speculate or all(len(chunk.tokens) == 1 for chunk in chunks)  # one response a step
+
+
+def test_sampled_streams_are_what_the_engine_draws(oracle, client):
+    """The settings arrive, and the seed alone says what is drawn."""
+    ids = tuple(oracle.tokenizer.encode(TEXTS[0]))
+    settings = {"temperature": 3.0, "top_k": 40, "min_p": 0.01, "seed": 2**64 - 1, "min_tokens": 6, "logprobs": 2}
+    settings |= {"repetition_penalty": 1.25, "presence_penalty": 0.5}
+    chunks = list(client.stream(text=TEXTS[0], max_tokens=24, **settings, logit_bias='{"101": -3}', bad_words=["th"]))
+    sampling = Sampling(**settings, logit_bias=((101, -3.0),), bad_words=((116, 104),))
+    sampling = replace(sampling, min_p=float(np.float32(0.01)))  # as it travels
+    answer, _ = oracle.answer(Request(prompt_ids=ids, max_tokens=24, sampling=sampling))
+    assert [token for chunk in chunks for token in chunk.tokens] == answer.tokens
+    told = [one for chunk in chunks for one in chunk.logprobs]
+    assert [one["token"] for one in told] == answer.tokens
+    assert [len(one["top"]) for one in told] == [2] * len(answer.tokens)
+    assert sum(one["logprob"] for one in told) == pytest.approx(answer.cumulative_logprob, rel=1e-3)
 
 
 def test_speculation_yields_several_tokens_a_response_at_times(oracle, client):
@@ -211,7 +229,7 @@ BAD = {
     "empty prompt": ({"text_input": ""}, "prompt: found no tokens, expected at least one"),
     "bad UTF-8": (b'{"text_input": "a\xff"}', "text_input: not UTF-8 text"),
     "bad stop words": (b'{"text_input": "a", "stop_words": ["\xff"]}', "stop_words: not UTF-8 text"),
-    "sampling": ({"text_input": "a", "temperature": 0.7}, "temperature: found 0"),
+    "sampling": ({"text_input": "a", "top_p": 1.5}, "top_p: found 1.5, expected from 0 to 1"),
     "odd token": ({"input_ids": [5, 9999]}, "prompt: found token id 9999, expected ids from 0 to {last}"),
     "half a character": ({"messages": r'[{"role": "user", "content": "\ud800"}]'}, "prompt: found a text that is not"),
     "bad messages": ({"messages": "hello"}, "messages: not JSON"),
@@ -242,7 +260,7 @@ def test_a_bad_request_gets_an_error_that_names_it_and_the_server_goes_on(oracle
     [
         ({}, "prompt: found nothing"),
         ({"text": "a", "max_tokens": 0}, "max_tokens: found 0, expected at least 1"),
-        ({"text": "a", "temperature": 0.5}, "temperature: found 0.5"),
+        ({"text": "a", "temperature": -0.5}, "temperature: found -0.5"),
         ({"text": "a", "stop": [""]}, "stop: found an empty text"),
     ],
 )
@@ -266,7 +284,7 @@ def test_an_unknown_grpc_input_is_refused_by_name(server):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("best_of", 5), ("max_token", 5), ("frequency_penalty", 0.5), ("bad_words", ["x"])]
+    ("name", "value"), [("best_of", 5), ("max_token", 5), ("frequency_penalty", 5.5), ("response_format", "json")]
 )
 def test_an_http_field_with_no_effect_is_refused_by_name(server, name, value):
     """Unknown ones too: Triton's generate endpoints turn them into request parameters (request.parameters())."""

@@ -1,0 +1,111 @@
+"""A request's settings under the names that clients know, read in one place: for Triton's inputs and for prompt files.
+
+Temperature decides between greedy and sampled: where it is left out it is 0, or 1 when top_k, top_p or min_p narrow the
+choice. Top-k 1 is greedy whatever else is said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glmspec.build.errors import RequestError
+from glmspec.runtime.request import Request
+from glmspec.runtime.sampling import Sampling
+from glmspec.runtime.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class Setting:
+    """expected: in words. fits: whether a value is of the kind."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return _whole(value) or isinstance(value, float)
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, (list, tuple)) and all(map(fits, value))
+
+
+_WHOLE, _NUMBER = Setting("a whole number", _whole), Setting("a number", _number)
+_BOOL = Setting("true or false", lambda value: isinstance(value, bool))
+_TEXTS = Setting("a list of texts", _list_of(lambda value: isinstance(value, str)))
+_IDS = Setting("a list of token ids", _list_of(_whole))
+_BIASES = Setting("an object of token ids and biases", lambda value: isinstance(value, (dict, str)))
+
+# Of the request itself, then of its sampling.
+REQUEST = {"max_tokens": _WHOLE, "stop": _TEXTS, "stop_token_ids": _IDS, "ignore_eos": _BOOL, "speculate": _BOOL}
+SAMPLING = {
+    "temperature": _NUMBER,
+    "top_k": _WHOLE,
+    "top_p": _NUMBER,
+    "min_p": _NUMBER,
+    "seed": _WHOLE,
+    "repetition_penalty": _NUMBER,
+    "frequency_penalty": _NUMBER,
+    "presence_penalty": _NUMBER,
+    "logit_bias": _BIASES,
+    "bad_words": _TEXTS,
+    "min_tokens": _WHOLE,
+    "logprobs": _WHOLE,
+}
+SETTINGS = REQUEST | SAMPLING
+
+
+def request_of(prompt_ids: list[int], said: Mapping[str, Any], tokenizer: Tokenizer | None) -> Request:
+    """The request of a prompt with these settings; None is as good as not said. Raises `RequestError` naming the
+    setting."""
+    said = {name: value for name, value in said.items() if value is not None}
+    for name, value in said.items():
+        if not SETTINGS[name].fits(value):
+            raise RequestError(f"{name}: found {value!r}, expected {SETTINGS[name].expected}")
+    own = {name: _frozen(said[name]) for name in REQUEST if name in said}
+    return Request(prompt_ids=tuple(prompt_ids), sampling=_sampling(said, tokenizer), **own)
+
+
+def _sampling(said: dict[str, Any], tokenizer: Tokenizer | None) -> Sampling:
+    values = {name: said[name] for name in SAMPLING if name in said}
+    if values.get("top_k") == -1:  # how vLLM says none
+        values["top_k"] = 0
+    if values.get("top_k") == 1:
+        values |= {"temperature": 0.0, "top_k": 0}
+    narrowed = values.get("top_k", 0) > 0 or values.get("top_p", 1.0) < 1 or values.get("min_p", 0.0) > 0
+    values.setdefault("temperature", 1.0 if narrowed else 0.0)
+    if "logit_bias" in values:
+        values["logit_bias"] = _biases(values["logit_bias"])
+    if "bad_words" in values:
+        values["bad_words"] = tuple(word for text in values["bad_words"] for word in _words(text, tokenizer))
+    return Sampling(**values)
+
+
+def _biases(value: dict[str, Any] | str) -> tuple[tuple[int, float], ...]:
+    """{"token id": bias}, as OpenAI's API has it, or its JSON."""
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(value, dict) or not all(map(_number, value.values())):
+            raise ValueError("its biases are no numbers")
+        return tuple(sorted((int(token), float(bias)) for token, bias in value.items()))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"logit_bias: expected an object of token ids and biases ({error})") from None
+
+
+def _words(text: str, tokenizer: Tokenizer | None) -> list[tuple[int, ...]]:
+    """A forbidden word as tokens: as it begins a text and, where that is another token, as it follows a space."""
+    if tokenizer is None:
+        raise RequestError("bad_words: this engine has no tokenizer, so it cannot tell their tokens")
+    alone, after = (tuple(tokenizer.encode(lead + text, templated=True)) for lead in ("", " "))
+    return [alone, after] if len(after) == len(alone) and after != alone else [alone]
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,47 @@
+"""Answers on a terminal: accepted drafts green, drafts that did not stand struck out in red, the verifier's own tokens
+plain."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from glmspec.runtime.request import Delta
+from glmspec.runtime.text import TextStream, Tokenizer
+
+ACCEPTED, REJECTED = "green", "red strike"
+
+
+class Shown:
+    """One answer as it grows."""
+
+    def __init__(self, console: Console, tokenizer: Tokenizer | None) -> None:
+        self._console, self._tokenizer = console, tokenizer
+        self._stream: TextStream | None = tokenizer.stream() if tokenizer else None
+
+    def add(self, delta: Delta) -> None:
+        """Print what a step added."""
+        line = Text()
+        pieces = [self._piece(token) for token in delta.tokens]
+        if self._stream and "".join(pieces) != delta.text:  # a stop text was cut, or waits for its rest
+            line.append(delta.text)
+        else:
+            line.append("".join(pieces[: delta.accepted]), ACCEPTED)
+            line.append(self._decoded(delta.rejected), REJECTED)
+            line.append("".join(pieces[delta.accepted :]))
+        self._console.print(line, end="" if delta.finish_reason is None else "\n", soft_wrap=True)
+
+    def _piece(self, token: int) -> str:
+        return self._stream.push(token) if self._stream else f"{token} "
+
+    def _decoded(self, tokens: tuple[int, ...]) -> str:
+        if self._tokenizer is None:
+            return "".join(f"{token} " for token in tokens)
+        return self._tokenizer.decode(tokens).replace("\n", "⏎")  # it is not part of the answer's lines
+
+
+def legend(console: Console) -> None:
+    """One line that says what the colours mean."""
+    console.print(
+        Text.assemble(("accepted drafts", ACCEPTED), ", ", ("rejected ones", REJECTED), ", the verifier's own")
+    )
