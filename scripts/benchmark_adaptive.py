@@ -102,15 +102,16 @@ class Watched:
             self.seen.append((row, len(ballot.drafts), verdict.accepted))
 
 
-def run(engine: Engine, requests: list[Request], watched: Watched) -> Tally:
-    """Answer the requests, up to SEQUENCES at once."""
+def run(engine: Engine, requests: list[Request], watched: Watched) -> tuple[Tally, list[list[int]]]:
+    """Answer the requests, up to SEQUENCES at once: what was done, and the answers' tokens."""
     engine.loop.adaptive = watched
     tally, begun, sizes = Tally(), set(), []
-    for request in requests:
-        engine.add(request)
+    answers = {engine.add(request): [] for request in requests}
     while engine.busy:
         watched.counts = []
         gained = [(sequence, delta) for sequence, delta in engine.step() if delta.tokens]
+        for sequence, delta in gained:
+            answers[sequence] += delta.tokens
         decoding = [(sequence, delta) for sequence, delta in gained if sequence in begun]
         begun.update(sequence for sequence, _ in gained)
         if not decoding:
@@ -122,7 +123,7 @@ def run(engine: Engine, requests: list[Request], watched: Watched) -> Tally:
         tally.accepted += sum(delta.accepted for _, delta in decoding)
         sizes.append((len(decoding), len(decoding) + sum(watched.counts)))
     tally.sizes = tuple(sizes)
-    return tally
+    return tally, list(answers.values())
 
 
 def requests_of(engine: Engine, prompts: list[str], temperature: float, first_seed: int = 0) -> list[Request]:
@@ -178,7 +179,11 @@ def measure(engine: Engine, prompts: list[str], others: list[str], advance) -> d
         for name, table in costs.items():
             ways[name] = AdaptiveVerification(copy.deepcopy(estimates), table)
         for name, way in ways.items():
-            tally = run(engine, requests, Watched(way))
+            tally, answers = run(engine, requests, Watched(way))
+            if name == FIXED:
+                expected = answers
+            if temperature == 0 and answers != expected:
+                raise AssertionError(f"{engine.drafter_name}, {name}: another text than with fixed blocks")
             runs.append({"temperature": temperature, "verified": name} | tally.summary(costs))
             advance()
     learned_of = {
