@@ -6,6 +6,7 @@ is at fault (one message, no traceback), 2 wrong usage, 3 this machine lacks som
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,50 @@ def _drafting(command: Any) -> Any:
     return command
 
 
+def _adaptive(command: Any) -> Any:
+    """The options that say how much of each block is verified; the command gets them as one argument, `adaptive`."""
+
+    @functools.wraps(command)
+    def with_settings(**values: Any) -> None:
+        mine = {name: values.pop(name) for name in ("adaptive", "threshold", "cost_table", "temperatures")}
+        command(**values, adaptive=_adaptive_settings(**mine, no_speculation=values["no_speculation"]))
+
+    options = (
+        click.option("--adaptive-verification/--no-adaptive-verification", "--enable-adaptive-verification", "adaptive",
+                     default=False, show_default=True,
+                     help="Choose every step how many drafts are verified, by their chances and what a step costs."),
+        click.option("--adaptive-threshold", "threshold", type=click.FloatRange(0, 1),
+                     help="Never verify a draft that stands with a lower chance. Default: 0."),
+        click.option("--cost-table", type=click.Path(dir_okay=False, path_type=Path),
+                     help="JSON file of step times: read if it is there, else measured at start and written. "
+                          "Default: measured at start."),
+        click.option("--confidence-temperatures", "temperatures", type=_FILE,
+                     help='JSON file {"temperatures": [one a draft]} that calibrates a drafter\'s confidence.'),
+    )  # fmt: skip
+    wrapped = with_settings
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _adaptive_settings(
+    adaptive: bool, threshold: float | None, cost_table: Path | None, temperatures: Path | None, no_speculation: bool
+) -> Any:
+    """None where all drafts are verified."""
+    named = {"--adaptive-threshold": threshold, "--cost-table": cost_table, "--confidence-temperatures": temperatures}
+    if not adaptive:
+        for option in (name for name, value in named.items() if value is not None):
+            raise click.UsageError(f"{option}: of use with --adaptive-verification only")
+        return None
+    if no_speculation:
+        raise click.UsageError("--no-speculation and --adaptive-verification exclude each other")
+    from glmspec.runtime.adaptive import Adaptive
+    from glmspec.runtime.estimates import read_temperatures
+
+    read = read_temperatures(temperatures) if temperatures else None
+    return Adaptive(threshold=threshold or 0.0, costs=cost_table, temperatures=read)
+
+
 def _sampling(command: Any) -> Any:
     """How tokens are drawn, for every prompt that does not say."""
     real, count = click.FLOAT, click.IntRange(0)
@@ -282,6 +327,7 @@ def _sampling(command: Any) -> Any:
 @click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")
 @_sampling
 @_drafting
+@_adaptive
 def generate(
     engines: Path,
     source: Path | None,
@@ -291,6 +337,7 @@ def generate(
     drafter: str | None,
     no_speculation: bool,
     verification: str,
+    adaptive: Any,
     **settings: Any,
 ) -> None:
     """Answer prompts with the engines in ENGINES: of a file, or given, or typed on the terminal.
@@ -308,20 +355,27 @@ def generate(
     from glmspec.runtime.generate import generate as answer
 
     wanted = Wanted(source=source, prompts=prompts, output=output, statistics=statistics, settings=settings)
-    answer(lambda: Engine(engines, drafter, not no_speculation, verification=verification), wanted, RichProgress())
+    answer(
+        lambda: Engine(engines, drafter, not no_speculation, verification=verification, adaptive=adaptive),
+        wanted,
+        RichProgress(),
+    )
 
 
 @main.command()
 @click.argument("engines", type=_FOLDER)
 @click.option("-o", "--output", required=True, type=_OUT, help="Triton model repository to write.")
 @_drafting
-def repo(engines: Path, output: Path, drafter: str | None, no_speculation: bool, verification: str) -> None:
+@_adaptive
+def repo(
+    engines: Path, output: Path, drafter: str | None, no_speculation: bool, verification: str, adaptive: Any
+) -> None:
     """Write a Triton model repository that serves ENGINES."""
     if no_speculation and drafter:
         raise click.UsageError("--no-speculation and --drafter exclude each other")
     from glmspec.triton_repo.repository import write_repository
 
-    write_repository(engines, output, drafter, not no_speculation, verification)
+    write_repository(engines, output, drafter, not no_speculation, verification, adaptive)
     click.echo(str(output))
 
 

@@ -12,17 +12,21 @@ import torch
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.directory import EngineDirectory
-from glmspec.build.errors import MissingCapability
+from glmspec.build.errors import EngineError, MissingCapability
 from glmspec.build.machine import this_machine
 from glmspec.build.models.acceptance import DraftLaw, acceptance_of
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.form import Form
 from glmspec.convert.checkpoint import Checkpoint
+from glmspec.convert.files import sha256
 from glmspec.runtime.accept import STANDARD, Acceptance
+from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, prepare
 from glmspec.runtime.adjustments import Adjustments
+from glmspec.runtime.cost_table import MadeFor
 from glmspec.runtime.ending import Ending, ending_tokens
 from glmspec.runtime.model import Model
+from glmspec.runtime.profile import Machinery
 from glmspec.runtime.propose import BlockDrafter, Drafter
 from glmspec.runtime.propose_mtp import MtpDrafter
 from glmspec.runtime.request import Answer, Delta, Request
@@ -39,13 +43,20 @@ class Engine:
     """Add requests, then `step` until they finish. Not thread-safe: one thread owns it.
 
     drafter: name of the drafter to use (None takes the directory's default, if it has any). speculate: False
-    loads no drafter. verification: how drafts that were drawn are verified, "standard" or "block". Raises `EngineError`
-    for a directory that does not fit this version or its weights.
+    loads no drafter. verification: how drafts that were drawn are verified, "standard" or "block". adaptive: choose
+    every step how many drafts are verified; None verifies them all. Raises `EngineError` for a directory that does not
+    fit this version or its weights, or has no drafter for `adaptive`.
     A small model sets torch to one thread, for the whole process: more of them make it slower.
     """
 
     def __init__(
-        self, folder: Path, drafter: str | None = None, speculate: bool = True, *, verification: str = STANDARD
+        self,
+        folder: Path,
+        drafter: str | None = None,
+        speculate: bool = True,
+        *,
+        verification: str = STANDARD,
+        adaptive: Adaptive | None = None,
     ) -> None:
         self.directory = _runnable(EngineDirectory.open(folder))
         self.limits, self.end_ids = self.directory.limits, self.directory.end_ids
@@ -60,7 +71,8 @@ class Engine:
         self.scheduler = Scheduler(self.limits, num_drafts, self.drafter.ring_pages if self.drafter else 0)
         judges = {name: self._load_judge(name) for name in self.directory.judges(self.drafter_name)}
         acceptance = Acceptance(judges, self.limits, verification)
-        self.loop = SpeculativeLoop(self.verifier, self.drafter, acceptance, self.limits)
+        chosen = self._prepare(adaptive) if adaptive else None
+        self.loop = SpeculativeLoop(self.verifier, self.drafter, acceptance, self.limits, chosen)
         self.stats = SpecStats(num_drafts)
 
     def _load_drafter(self) -> Drafter:
@@ -73,6 +85,16 @@ class Engine:
             return MtpDrafter(model, self.limits, build["num_drafts"])
         shared = {name: self._shared(source) for name, source in checkpoint.shared.items()}
         return BlockDrafter(_model(checkpoint, record, [shared]), self.limits)
+
+    def _prepare(self, adaptive: Adaptive) -> AdaptiveVerification:
+        if self.drafter is None:
+            raise EngineError(
+                f"{self.directory.folder}: adaptive verification chooses among drafts, and there is no drafter. "
+                "Leave it out, or use engines with a drafter."
+            )
+        made_for = MadeFor(sha256(self.directory.folder / "config.json"), self.drafter_name)
+        machinery = Machinery(self.verifier, self.drafter, self.limits, self.scheduler.pool, self.scheduler.rings)
+        return prepare(adaptive, machinery, made_for)
 
     def _load_judge(self, name: str) -> Model:
         """An acceptance network: no weights, and one rank."""

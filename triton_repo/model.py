@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from glmspec.build.errors import GlmspecError, RequestError
 from glmspec.runtime.request import Answer, Delta
 from glmspec.runtime.sequence import Sequence
+from glmspec.triton_repo.adaptive import settings_of
 from glmspec.triton_repo.interface import INPUTS
 from glmspec.triton_repo.requests import Call, parse, refuse_unknown
 from glmspec.triton_repo.worker import Cancelled, Listener, Worker
@@ -39,6 +40,7 @@ class TritonPythonModel:
             parameters["drafter"] or None,
             parameters["speculate"] == "true",
             verification=parameters["verification"],
+            adaptive=settings_of(parameters, version_folder),
         )
         self._worker = Worker(self._engine)
 

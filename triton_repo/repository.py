@@ -11,7 +11,10 @@ import os
 from pathlib import Path
 
 from glmspec.build.directory import EngineDirectory
+from glmspec.build.errors import EngineError
 from glmspec.convert.files import REPOSITORY, new_folder, producer, sha256, write_bytes, write_json
+from glmspec.runtime.adaptive import Adaptive
+from glmspec.triton_repo.adaptive import parameters_of
 from glmspec.triton_repo.interface import INPUTS, MODEL_NAME, OUTPUTS
 
 _MODEL_FILE = '''"""The Triton model: see glmspec.triton_repo.model."""
@@ -21,22 +24,30 @@ from glmspec.triton_repo.model import TritonPythonModel  # noqa: F401
 
 
 def write_repository(
-    engines: Path, out: Path, drafter: str | None, speculate: bool, verification: str = "standard"
+    engines: Path,
+    out: Path,
+    drafter: str | None,
+    speculate: bool,
+    verification: str = "standard",
+    adaptive: Adaptive | None = None,
 ) -> None:
     """Write the repository. The engines stay where they are: the model finds them relative to its own folder."""
     directory = EngineDirectory.open(engines)
+    if adaptive and not (speculate and directory.drafters):
+        raise EngineError(f"{engines}: adaptive verification chooses among drafts, and there is no drafter.")
     if drafter is not None:
         drafter = directory.choose_drafter(drafter)
     with new_folder(out, REPOSITORY, [engines]) as folder:
         version = folder / MODEL_NAME / "1"
         version.mkdir(parents=True)
-        # From the final place of the version folder, not the temporary one.
-        relative = os.path.relpath(engines.resolve(), (out / MODEL_NAME / "1").resolve())
+        place = (out / MODEL_NAME / "1").resolve()  # the final one, not the temporary one
+        relative = os.path.relpath(engines.resolve(), place)
         parameters = {
             "engines": relative,
             "drafter": drafter or "",
             "speculate": "true" if speculate else "false",
             "verification": verification,
+            **parameters_of(adaptive, place),
         }
         write_bytes(folder / MODEL_NAME / "config.pbtxt", model_config(parameters).encode())
         write_bytes(version / "model.py", _MODEL_FILE.encode())

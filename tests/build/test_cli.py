@@ -23,6 +23,10 @@ MOST = 12
 
 # -- the surface --------------------------------------------------------------------------------
 
+ADAPTIVE = (
+    "--adaptive-verification --enable-adaptive-verification", "--adaptive-threshold", "--cost-table",
+    "--confidence-temperatures",
+)  # fmt: skip
 COMMANDS = {
     "convert": {
         "source", "-o --output", "--quant", "--recipe", "--calibration", "--tp", "--ep", "--format", "--workers",
@@ -43,8 +47,8 @@ COMMANDS = {
         "--mtp", "--group-layers", "--cache", "--stage", "--json", "--junit", "--num-speculative-tokens",
         "--drafter-window",
     },
-    "generate": {"engines", "--input", "--output", "--max-tokens", "--no-speculation", "--drafter"},
-    "repo": {"engines", "-o --output", "--drafter", "--no-speculation"},
+    "generate": {"engines", "--input", "--output", "--max-tokens", "--no-speculation", "--drafter", *ADAPTIVE},
+    "repo": {"engines", "-o --output", "--drafter", "--no-speculation", *ADAPTIVE},
     "serve": {"repository", "--host", "--http-port", "--grpc-port", "--metrics-port"},
     "inspect": {"directory"},
 }  # fmt: skip
@@ -118,6 +122,9 @@ def test_help_lists_the_commands_in_the_order_of_the_work():
         (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--quant", "int4"], "int4"),
         (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--max-num-seqs", "0"], "0"),
         (["repo", CHECKPOINTS, "-o", "x", "--no-speculation", "--drafter", "dspark"], "exclude each other"),
+        (["repo", CHECKPOINTS, "-o", "x", "--no-speculation", "--adaptive-verification"], "exclude each other"),
+        (["repo", CHECKPOINTS, "-o", "x", "--cost-table", "x"], "--cost-table: of use with --adaptive-verification"),
+        (["repo", CHECKPOINTS, "-o", "x", "--adaptive-verification", "--adaptive-threshold", "1.5"], "1.5"),
         (["serve", CHECKPOINTS, "--http-port", "70000"], "70000"),
     ],
 )
@@ -438,6 +445,27 @@ def test_inspect_cuts_nothing_off(engines, columns):
     assert "…" not in shown
     for text in ("max_num_batched_tokens", "write_cumulative", digest[:12]):
         assert text in shown
+
+
+def test_adaptive_verification_from_the_command_line(engines, tmp_path):
+    """The same text; the table is measured into its file and read from it again; refused where it does not fit."""
+    table, temperatures = tmp_path / "costs.json", tmp_path / "temperatures.json"
+    temperatures.write_text(json.dumps({"temperatures": [1.5] * 8}))
+    plain = ids(answers(engines, tmp_path, "--no-speculation"))
+    options = ("--cost-table", table, "--confidence-temperatures", temperatures, "--adaptive-threshold", 0.2)
+    for switch in ("--adaptive-verification", "--enable-adaptive-verification"):
+        assert ids(answers(engines, tmp_path, switch, *options)) == plain
+    made = json.loads(table.read_text())
+    table.write_text(json.dumps(made | {"engines_sha256": "0" * 64}))
+    arguments = ("generate", engines, "--input", tmp_path / "prompts.jsonl", "--output", tmp_path / "out.jsonl")
+    arguments = (*arguments, "--max-tokens", 2, "--adaptive-verification")
+    assert "engines_sha256: found '000000000000'" in refused(1, *arguments, *options)
+    temperatures.write_text(json.dumps({"temperatures": [1.5]}))
+    assert "found 1, expected 8" in refused(1, *arguments, "--confidence-temperatures", temperatures)
+    out = tmp_path / "repository"
+    done("repo", engines, "-o", out, "--adaptive-verification", "--adaptive-threshold", 0.2)
+    shown = " ".join(inspect(out, "160").split())
+    assert "adaptive_verification" in shown and "adaptive_threshold" in shown
 
 
 def test_inspect_shows_a_model_repository(engines, tmp_path):

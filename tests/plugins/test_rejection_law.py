@@ -6,42 +6,15 @@ early, are three tokens whose joint law is known exactly.
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
+from support.chains import LAWS, V, distance, drafter, target
 
-from glmspec.plugins import draw, reject, sampling_law
+from glmspec.plugins import draw, reject
 
-V, DRAFTS, DRAWS = 6, 2, 200_000
+DRAFTS, DRAWS = 2, 200_000
 INT = torch.int32
-# Temperature, top-k, top-p, min-p of the target.
-LAWS = {
-    "plain": (1.0, 0, 1.0, 0.0),
-    "cold": (0.7, 0, 1.0, 0.0),
-    "top-k": (1.0, 3, 1.0, 0.0),
-    "top-p": (0.9, 0, 0.8, 0.0),
-    "all": (1.2, 5, 0.9, 0.05),
-}
 Q_KINDS = ("whole", "candidates", "one-hot")
-
-
-def target(law: str) -> torch.Tensor:
-    """[V, V]: the next token's law after each token."""
-    t, k, p, m = LAWS[law]
-    z = torch.randn(V, V, generator=torch.Generator().manual_seed(1)) * 1.2
-    full = torch.full((V,), 1.0)
-    return sampling_law.reference(z, full * t, (full * k).to(INT), full * p, full * m)
-
-
-def drafter(kind: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Chances after each token, and whose they are (None: all tokens in order)."""
-    g = torch.Generator().manual_seed(2)
-    z = torch.randn(V, V, generator=torch.Generator().manual_seed(1)) + torch.randn(V, V, generator=g)
-    if kind == "whole":
-        return z.softmax(-1), None
-    best = z.topk(3 if kind == "candidates" else 1)
-    return best.values.softmax(-1), best.indices
 
 
 def blocks(law: str, kind: str, verify_blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,27 +41,12 @@ def blocks(law: str, kind: str, verify_blocks: bool) -> tuple[torch.Tensor, torc
     return accepted, tokens
 
 
-def distance(tokens: torch.Tensor, p_VV: torch.Tensor) -> float:
-    """Chi-square of the three tokens' joint counts, in standard deviations of its own law."""
-    cells = torch.tensor(list(itertools.product(range(V), repeat=3)))
-    expected = p_VV[0, cells[:, 0]] * p_VV[cells[:, 0], cells[:, 1]] * p_VV[cells[:, 1], cells[:, 2]] * DRAWS
-    counts = torch.bincount((tokens * torch.tensor([V * V, V, 1])).sum(1), minlength=V**3).double()
-    assert counts[expected == 0].sum() == 0
-    some = expected > 5
-    rest = torch.tensor([expected[~some].sum(), counts[~some].sum()]).double()
-    chi = ((counts[some] - expected[some]) ** 2 / expected[some]).sum()
-    freedom = int(some.sum()) - 1
-    if rest[0] > 5:
-        chi, freedom = chi + (rest[1] - rest[0]) ** 2 / rest[0], freedom + 1
-    return float((chi - freedom) / (2 * freedom) ** 0.5)
-
-
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("kind", Q_KINDS)
 @pytest.mark.parametrize("verify_blocks", [False, True], ids=["standard", "block"])
 def test_emitted_tokens_follow_the_target(law, kind, verify_blocks):
     accepted, tokens = blocks(law, kind, verify_blocks)
-    assert distance(tokens, target(law)) < 4.5
+    assert distance(torch.cat([torch.zeros(DRAWS, 1).long(), tokens], 1), target(law)) < 4.5
     assert 0 < accepted.double().mean() < DRAFTS
 
 

@@ -10,7 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from glmspec.convert.files import sha256
+from glmspec.runtime.adaptive import Adaptive
+from glmspec.runtime.cost_table import Column, CostTable, MadeFor, save_costs
 from glmspec.runtime.request import Request
+from glmspec.triton_repo.adaptive import parameters_of
 from glmspec.triton_repo.interface import OUTPUTS
 from glmspec.triton_repo.repository import write_repository
 
@@ -75,8 +79,13 @@ def model(tiny_engines, tmp_path_factory):
         get_input_tensor_by_name=tensor,
     )
     repo = tmp_path_factory.mktemp("model") / "repo"
+    # Verification costs nothing: what is chosen, and so what is counted, is all there is.
+    free = Column((1,), (1.0,))
+    costs = repo.parent / "costs.json"
+    save_costs(costs, CostTable(free, free), MadeFor(sha256(tiny_engines / "config.json"), "dspark"))
     write_repository(tiny_engines, repo, None, True)
     parameters = {"engines": str(tiny_engines), "drafter": "", "speculate": "true", "verification": "standard"}
+    parameters |= parameters_of(Adaptive(costs=costs), repo / "glmspec" / "1")
     config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "triton_python_backend_utils", stand_in)
@@ -90,6 +99,11 @@ def model(tiny_engines, tmp_path_factory):
         yield made
         made.finalize()
         sys.modules.pop("glmspec.triton_repo.model", None)
+
+
+def test_the_engine_is_made_as_the_repository_says(model):
+    assert model._engine.drafter_name == "dspark"
+    assert model._engine.loop.adaptive.costs.verify_ms.ms == (1.0,)
 
 
 def text(value: str, **inputs) -> Call:

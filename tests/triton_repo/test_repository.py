@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from glmspec.build.errors import EngineError, GlmspecError
+from glmspec.runtime.adaptive import Adaptive
+from glmspec.triton_repo.adaptive import settings_of
 from glmspec.triton_repo.interface import INPUTS, OUTPUTS
 from glmspec.triton_repo.repository import write_repository
 
@@ -98,8 +101,8 @@ def test_the_model_loads_the_engines_from_its_own_folder(engines, repo, monkeypa
     asked = {}
 
     class Asked:
-        def __init__(self, folder, drafter, speculate):
-            asked.update(folder=folder, drafter=drafter, speculate=speculate)
+        def __init__(self, folder, drafter, speculate, **settings):
+            asked.update(folder=folder, drafter=drafter, speculate=speculate, **settings)
             raise EngineError("enough")
 
     monkeypatch.setitem(
@@ -119,7 +122,13 @@ def test_the_model_loads_the_engines_from_its_own_folder(engines, repo, monkeypa
     }
     with pytest.raises(EngineError, match="enough"):
         namespace["TritonPythonModel"]().initialize(args)
-    assert asked == {"folder": engines, "drafter": None, "speculate": True}
+    assert asked == {
+        "folder": engines,
+        "drafter": None,
+        "speculate": True,
+        "verification": "standard",
+        "adaptive": None,
+    }
     sys.modules.pop("glmspec.triton_repo.model", None)
 
 
@@ -169,3 +178,19 @@ def test_another_folder_of_ours_is_not_replaced(engines, tmp_path):
     with pytest.raises(GlmspecError, match="is a glmspec checkpoint, which this model repository would replace"):
         write_repository(engines, other, None, True)
     assert sorted(path.name for path in other.iterdir()) == sorted(path.name for path in engines.iterdir())
+
+
+@pytest.mark.parametrize("settings", [None, Adaptive(), Adaptive(threshold=0.1, temperatures=(0.5, 1.25))])
+def test_adaptive_settings_are_in_the_parameters(engines, settings):
+    out = engines.parent / "deep" / "repo"
+    if settings:
+        settings = replace(settings, costs=engines.parent / "costs.json" if settings.threshold else None)
+    write_repository(engines, out, None, True, adaptive=settings)
+    assert settings_of(parameters_of(out), out / "glmspec" / "1") == settings
+    assert str(engines.parent) not in (out / "glmspec" / "config.pbtxt").read_text()  # only relative places
+    assert settings_of({"engines": "x"}, out) is None  # of older repositories
+
+
+def test_adaptive_serving_needs_a_drafter(engines, tmp_path):
+    with pytest.raises(EngineError, match="there is no drafter"):
+        write_repository(engines, tmp_path / "repo", None, False, adaptive=Adaptive())

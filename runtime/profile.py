@@ -1,0 +1,128 @@
+"""Measuring what steps cost: the engine's own models run on idle blocks, before any request is there.
+
+An idle sequence reads the null page and writes to pages that nobody owns; what it leaves there is what any finished
+sequence leaves: rows beyond everyone's range until they are overwritten.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from glmspec.build.configs.limits import EngineLimits
+from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
+from glmspec.runtime.ending import Ending
+from glmspec.runtime.model import Model
+from glmspec.runtime.pack import Inputs, Rows, pack_rows
+from glmspec.runtime.pages import NULL_PAGE, PagePool, Span
+from glmspec.runtime.propose import Drafter, Kept
+from glmspec.runtime.request import Request
+from glmspec.runtime.sequence import Sequence as Running
+from glmspec.runtime.stats import SpecStats
+
+ROUNDS = 5
+CAPTURED_MOST = 512  # rows up to which steps are padded to a measured size, as with captured CUDA graphs
+_CONTEXT = 512  # positions before an idle block, where the limits allow them
+
+
+@dataclass(frozen=True)
+class Machinery:
+    """What a step runs on."""
+
+    verifier: Model
+    drafter: Drafter
+    limits: EngineLimits
+    pool: PagePool
+    rings: PagePool  # where a drafter's sliding layers keep their rows
+
+
+def measure_costs(machinery: Machinery) -> CostTable:
+    """Medians of interleaved rounds, at sizes up to the limits (or what the free pages allow). The pages come back."""
+    limits, pool = machinery.limits, machinery.pool
+    most = _block_rows(limits)
+    each = -(-2 * most // limits.page_size)  # for the rows verified, and those drafted after them
+    blocks = max(1, min(limits.max_num_seqs, pool.free // each))
+    ring = machinery.drafter.ring_pages
+    pages, rings = pool.take(min(blocks * each, pool.free)), machinery.rings.take(blocks * ring)
+    try:
+        places = [(pages[at * each : (at + 1) * each], rings[at * ring : (at + 1) * ring]) for at in range(blocks)]
+        idle = [_idle(machinery, *place) for place in places]
+        verify = {size: _verify(machinery, idle, size) for size in measured_sizes(blocks * most)}
+        draft = {size: _draft(machinery, idle[:size]) for size in measured_sizes(blocks)}
+        return CostTable(_measured(draft), _measured(verify))
+    finally:
+        pool.give_back(pages[::-1])  # in the order in which they were taken
+        machinery.rings.give_back(rings[::-1])
+
+
+def measured_sizes(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16 and so on, and the greatest."""
+    powers = [2**power for power in range(most.bit_length())]
+    return sorted({size for one in powers for size in (one, one * 3 // 2) if size < most} | {most})
+
+
+def costs_of(given: CostTable | Path | None, machinery: Machinery, made_for: MadeFor) -> CostTable:
+    """The table given, or in the file given; else measured, and written to that file. Raises `ConfigError` for a file
+    that does not fit or cannot be written."""
+    if isinstance(given, CostTable):
+        return given
+    if given is not None and given.exists():
+        return load_costs(given, made_for)
+    table = measure_costs(machinery)
+    if given is not None:
+        save_costs(given, table, made_for)
+    return table
+
+
+def _measured(runs: dict[int, Callable[[], object]]) -> Column:
+    """runs: by size. Every size once in each round, so that a slow moment hits them all."""
+    times: dict[int, list[float]] = {size: [] for size in runs}
+    for run in runs.values():  # warms up
+        run()
+    for _ in range(ROUNDS):
+        for size, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[size].append((time.perf_counter() - start) * 1000)
+    captured = max(size for size in runs if size <= CAPTURED_MOST)
+    return Column.of(list(times), [statistics.median(one) for one in times.values()], captured)
+
+
+def _idle(machinery: Machinery, pages: list[int], ring: list[int]) -> Running:
+    """A sequence after a verify step that kept a whole block: its rows lie on `pages`, all before them on the null
+    page."""
+    limits = machinery.limits
+    most = _block_rows(limits)
+    before = max(0, min(_CONTEXT, limits.max_model_len - 2 * most)) // limits.page_size
+    start = before * limits.page_size
+    request = Request(prompt_ids=(0,) * (start + most + 1), max_tokens=1)
+    sequence = Running(request, Ending(request, (), None, 1), len(request.prompt_ids), SpecStats(0))
+    sequence.pages, sequence.ring, sequence.cached = [NULL_PAGE] * before + pages, ring, start
+    return sequence
+
+
+def _block_rows(limits: EngineLimits) -> int:
+    """Rows of an idle block; two must fit a sequence."""
+    return max(1, min(limits.block_rows, limits.max_model_len // 2))
+
+
+def _verify(machinery: Machinery, idle: Sequence[Running], rows: int) -> Callable[[], Inputs]:
+    """A verifier run of so many rows in all, whole blocks but for the last."""
+    limits, verifier = machinery.limits, machinery.verifier
+    least_pages = -(-limits.index_topk(verifier.config.index_topk) // limits.page_size)
+    most = _block_rows(limits)
+    counts = [min(most, rows - first) for first in range(0, rows, most)]
+    spans = [Span(sequence.pages, sequence.cached, count) for sequence, count in zip(idle, counts, strict=False)]
+    packed = [Rows(span, [0] * span.count, span.count) for span in spans]
+    return lambda: verifier.run(pack_rows(packed, limits, least_pages))
+
+
+def _draft(machinery: Machinery, idle: Sequence[Running]) -> Callable[[], object]:
+    """Appends a block's rows for each and drafts for all."""
+    most, drafter = _block_rows(machinery.limits), machinery.drafter
+    features = _verify(machinery, idle, len(idle) * most)()
+    kept = [Kept(sequence, at * most, sequence.cached, most) for at, sequence in enumerate(idle)]
+    return lambda: drafter.propose(features, kept, idle)

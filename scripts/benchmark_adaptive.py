@@ -1,0 +1,278 @@
+"""Benchmark of adaptive verification, with the tiny models; writes docs/benchmarks/adaptive.md and .json.
+
+How many rows are verified for every token, and how many tokens a step yields, when whole blocks are verified and when
+as much of them as pays. The rows, steps and tokens are real runs of the engine; what they would cost is reckoned from a
+table of step times, because a CPU is not bound by rows as a GPU is. Only decoding is counted: the rows of prompts are
+the same either way.
+
+What the estimates learn, they learn beforehand, of other held-out prompts: temperatures of the confidence head, and the
+law of margins, which goes on learning.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import numpy as np
+from benchmark import ASSETS, DRAFTERS, OUT, console, machine
+from rich.progress import Progress as Bar
+from tiny.corpus import held_out_prompts
+
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.engine import Options, build_engines
+from glmspec.build.progress import Progress
+from glmspec.runtime.adaptive import AdaptiveVerification
+from glmspec.runtime.cost_table import Column, CostTable
+from glmspec.runtime.engine import Engine
+from glmspec.runtime.estimates import Confidence, Estimates, Margins, fit_temperatures
+from glmspec.runtime.profile import Machinery, measure_costs
+from glmspec.runtime.request import Request
+from glmspec.runtime.sampling import Sampling
+
+SEQUENCES, NEW_TOKENS, WARM_UP = 16, 96, 60
+TEMPERATURES = (0.0, 1.0)
+ROW_MS = (0.01, 0.02, 0.03, 0.05, 0.1)
+FEW_ROWS, MOST_ROWS = 16, 16 * 9
+
+
+def bound_by_rows(ms_a_row: float) -> CostTable:
+    """2 ms up to FEW_ROWS rows, as when reading the weights takes longest, then so much more for every row; a drafter
+    run takes 0.5 ms, and 0.02 ms for every block."""
+    most = 2.0 + ms_a_row * (MOST_ROWS - FEW_ROWS)
+    return CostTable(Column((1, 16), (0.52, 0.82)), Column((FEW_ROWS, MOST_ROWS), (2.0, most)))
+
+
+COSTS = {f"{ms:g} ms a row": bound_by_rows(ms) for ms in ROW_MS}
+FIXED, CPU = "fixed blocks", "this CPU's"
+
+
+@dataclass
+class Tally:
+    """What a run did, decoding alone. sequence_steps: steps, counted once for every sequence in them."""
+
+    steps: int = 0
+    sequence_steps: int = 0
+    tokens: int = 0
+    drafts: int = 0
+    accepted: int = 0
+    sizes: tuple[tuple[int, int], ...] = ()  # sequences and rows of every step
+
+    def ms(self, costs: CostTable) -> float:
+        """What it would have taken."""
+        return sum(float(costs.step_ms(sequences, np.array(rows))) for sequences, rows in self.sizes)
+
+    def summary(self, costs: dict[str, CostTable]) -> dict[str, object]:
+        """The numbers that are reported."""
+        return {
+            "rows a token": (self.sequence_steps + self.drafts) / self.tokens,
+            "drafts a token": self.drafts / self.tokens,
+            "tokens a step": self.tokens / self.sequence_steps,
+            "acceptance rate": self.accepted / self.drafts,
+            "modelled tokens/s": {name: 1000 * self.tokens / self.ms(table) for name, table in costs.items()},
+            "counts": {key: value for key, value in asdict(self).items() if key != "sizes"},
+        }
+
+
+class Watched:
+    """What chooses, or all drafts; remembers the choices, and what came of them when all are verified."""
+
+    def __init__(self, inner: AdaptiveVerification | None) -> None:
+        self.inner = inner
+        self.counts: list[int] = []
+        self.seen: list[tuple[np.ndarray, int, int]] = []
+
+    def choose(self, most, drafts) -> list[int]:
+        """See `AdaptiveVerification`."""
+        self.counts = self.inner.choose(most, drafts) if self.inner else list(most)
+        return self.counts
+
+    def learn(self, ballots, verdicts, drafts) -> None:
+        """See `AdaptiveVerification`."""
+        if self.inner:
+            self.inner.learn(ballots, verdicts, drafts)
+            return
+        for row, ballot, verdict in zip(drafts.signal.double().numpy(), ballots, verdicts, strict=True):
+            self.seen.append((row, len(ballot.drafts), verdict.accepted))
+
+
+def run(engine: Engine, requests: list[Request], watched: Watched) -> tuple[Tally, list[list[int]]]:
+    """Answer the requests, up to SEQUENCES at once: what was done, and the answers' tokens."""
+    engine.loop.adaptive = watched
+    tally, begun, sizes = Tally(), set(), []
+    answers = {engine.add(request): [] for request in requests}
+    while engine.busy:
+        watched.counts = []
+        gained = [(sequence, delta) for sequence, delta in engine.step() if delta.tokens]
+        for sequence, delta in gained:
+            answers[sequence] += delta.tokens
+        decoding = [(sequence, delta) for sequence, delta in gained if sequence in begun]
+        begun.update(sequence for sequence, _ in gained)
+        if not decoding:
+            continue
+        tally.steps += 1
+        tally.sequence_steps += len(decoding)
+        tally.drafts += sum(watched.counts)
+        tally.tokens += sum(len(delta.tokens) for _, delta in decoding)
+        tally.accepted += sum(delta.accepted for _, delta in decoding)
+        sizes.append((len(decoding), len(decoding) + sum(watched.counts)))
+    tally.sizes = tuple(sizes)
+    return tally, list(answers.values())
+
+
+def requests_of(engine: Engine, prompts: list[str], temperature: float, first_seed: int = 0) -> list[Request]:
+    """A request a prompt, with a seed of its own."""
+    return [
+        Request(
+            prompt_ids=tuple(engine.tokenizer.encode(prompt)),
+            max_tokens=NEW_TOKENS,
+            sampling=Sampling(temperature=temperature, seed=first_seed + at),
+        )
+        for at, prompt in enumerate(prompts)
+    ]
+
+
+def prompts_of() -> tuple[list[str], list[str]]:
+    """Prompts to measure with, and others to learn of beforehand."""
+    lines = (ASSETS / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    measured = [json.loads(line)["prompt"] for line in lines]
+    others = [one.prompt for one in held_out_prompts(2 * WARM_UP, seed=8)]
+    return measured, [one for one in others if one not in measured][:WARM_UP]
+
+
+def learned(engine: Engine, prompts: list[str]) -> Estimates:
+    """Estimates from whole blocks of other prompts, at both temperatures."""
+    watched = Watched(None)
+    for temperature in TEMPERATURES:
+        run(engine, requests_of(engine, prompts, temperature, first_seed=10_000), watched)
+    signal_BJ = np.array([row for row, _, _ in watched.seen])
+    verified_B, accepted_B = (np.array([one[at] for one in watched.seen]) for at in (1, 2))
+    drafts = engine.drafter.num_drafts
+    if engine.drafter.confident:
+        place_J = np.arange(drafts)
+        told_BJ = (verified_B[:, None] > place_J) & (accepted_B[:, None] >= place_J)
+        place_BJ = np.broadcast_to(place_J, signal_BJ.shape)
+        stood_BJ = accepted_B[:, None] > place_J
+        return Confidence(fit_temperatures(place_BJ[told_BJ], signal_BJ[told_BJ], stood_BJ[told_BJ], drafts))
+    estimates = Margins(drafts)
+    for first in range(0, len(signal_BJ), SEQUENCES):
+        step = slice(first, first + SEQUENCES)
+        estimates.observe(signal_BJ[step], verified_B[step], accepted_B[step])
+    return estimates
+
+
+def measure(engine: Engine, prompts: list[str], others: list[str], advance) -> dict[str, object]:
+    """Both temperatures, and every table of costs."""
+    estimates = learned(engine, others)
+    machinery = Machinery(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool, engine.scheduler.rings)
+    costs = COSTS | {CPU: measure_costs(machinery)}
+    runs = []
+    for temperature in TEMPERATURES:
+        requests = requests_of(engine, prompts, temperature)
+        ways: dict[str, AdaptiveVerification | None] = {FIXED: None}
+        for name, table in costs.items():
+            ways[name] = AdaptiveVerification(copy.deepcopy(estimates), table)
+        for name, way in ways.items():
+            tally, answers = run(engine, requests, Watched(way))
+            if name == FIXED:
+                expected = answers
+            if temperature == 0 and answers != expected:
+                raise AssertionError(f"{engine.drafter_name}, {name}: another text than with fixed blocks")
+            runs.append({"temperature": temperature, "verified": name} | tally.summary(costs))
+            advance()
+    learned_of = {
+        "temperatures": getattr(estimates, "temperatures", None),
+        "margins": estimates.weights_J2.tolist() if isinstance(estimates, Margins) else None,
+    }
+    return {"learned": learned_of, "measured costs": asdict(costs[CPU]), "runs": runs}
+
+
+@click.command()
+def main() -> None:
+    """Measure and write the report."""
+    prompts, others = prompts_of()
+    result = {
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "versions": {name: version(name) for name in ("glmspec", "torch", "tensorrt-rtx", "numpy")},
+        "config": {
+            "sequences at once": SEQUENCES,
+            "new tokens": NEW_TOKENS,
+            "prompts": len(prompts),
+            "other prompts": len(others),
+            "costs": {name: asdict(table) for name, table in COSTS.items()},
+        },
+        "drafters": {},
+    }
+    with tempfile.TemporaryDirectory() as scratch, Bar(console=console) as bar:
+        engines = Path(scratch) / "engines"
+        options, drafters = Options(max_num_seqs=SEQUENCES), [ASSETS / f"tiny-{name}" for name in DRAFTERS]
+        build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], options, engines, Progress())
+        task = bar.add_task("Runs", total=len(DRAFTERS) * len(TEMPERATURES) * (2 + len(COSTS)))
+        for name in DRAFTERS:
+            result["drafters"][name] = measure(Engine(engines, name), prompts, others, lambda: bar.advance(task))
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "adaptive.json").write_text(json.dumps(result, indent=2) + "\n")
+    (OUT / "adaptive.md").write_text(report(result))
+    console.print((OUT / "adaptive.md").read_text(), markup=False)
+
+
+def lines_of(runs: list[dict]) -> str:
+    """Lines of a table: fixed blocks, then every run beside them."""
+    fixed, lines = runs[0], []
+    for one in runs:
+        name, changes = one["verified"], ("", "", "")
+        if one is not fixed:
+            rows, tokens = (one[key] / fixed[key] - 1 for key in ("rows a token", "tokens a step"))
+            speed = one["modelled tokens/s"][name] / fixed["modelled tokens/s"][name]
+            changes = (f"{rows:+.1%}", f"{tokens:+.1%}", f"{speed:.2f}")
+        lines.append(
+            f"| {name} | {one['drafts a token']:.2f} | {one['rows a token']:.2f} | {changes[0]} "
+            f"| {one['tokens a step']:.2f} | {changes[1]} | {one['acceptance rate']:.1%} | {changes[2]} |"
+        )
+    return "\n".join(lines)
+
+
+HEAD = """| costs | drafts a token | rows a token | change | tokens a step | change | acceptance rate | speed |
+|---|---|---|---|---|---|---|---|"""
+
+
+def report(result: dict) -> str:
+    """The page people read."""
+    config, host = result["config"], result["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    tables = []
+    for name, of in result["drafters"].items():
+        for temperature in TEMPERATURES:
+            runs = [one for one in of["runs"] if one["temperature"] == temperature]
+            best = 1 - 1 / runs[0]["rows a token"]
+            title = f"{name}, temperature {temperature:g} (foreknowledge would save {best:.0%} of the rows):"
+            tables.append(f"{title}\n\n{HEAD}\n{lines_of(runs)}\n")
+    return f"""# Adaptive verification, tiny models
+
+Written by `scripts/benchmark_adaptive.py` on {result["date"]}: {host["cpu"]}, {host["cores"]} cores,
+Python {host["python"]}; {versions}.
+
+The {config["prompts"]} prompts of `assets/prompts.jsonl`, {config["sequences at once"]} at once, up to
+{config["new tokens"]} new tokens each, blocks of 8 drafts. The calibration of the confidence head (dspark) and the law
+of margins (dflash2) were learned beforehand of {config["other prompts"]} other held-out prompts, at both temperatures.
+Drafts a token are verified drafts for every token emitted; rows are drafts and anchors. A step is counted once for
+every sequence in it. Where all that is verified stands, a token takes one row: what foreknowledge could save.
+
+Rows, steps and tokens are those of real runs, and the text at temperature 0 is the same in all of them. Times are not:
+a GPU that is bound by rows is modelled. A verifier run takes 2 ms up to {FEW_ROWS} rows (anchors alone) and then so
+much more for every row as the line says, a drafter run 0.5 ms and 0.02 ms a block. Speed is modelled tokens a second,
+in units of those of fixed blocks under the same costs. The last line is chosen, and reckoned, by the table that was
+measured on this CPU when the engine was loaded.
+
+{chr(10).join(tables)}"""
+
+
+if __name__ == "__main__":
+    main()
