@@ -31,7 +31,7 @@ from glmspec.runtime.sampling import Sampling
 
 DRAFTERS, TEMPERATURES = ("dspark", "dflash2", "mtp"), (0.0, 0.7, 1.0, 1.5)
 WAYS = ("greedy drafts", "drawn, standard", "drawn, block")
-NEW_TOKENS, SEEDS = 96, 2
+NEW_TOKENS, SEEDS = 96, 1
 MIXED = (
     Sampling(temperature=1.0, top_p=0.95),
     Sampling(temperature=0.8, repetition_penalty=1.1, logprobs=2),
