@@ -189,7 +189,12 @@ def engine(
     if bundle:
         from glmspec.build.bundle import finish, finished_name
 
-        if verifier or drafters or target or any(value not in (None, False, "auto") for value in sizes.values()):
+        if (
+            verifier
+            or drafters
+            or target
+            or any(value not in (None, False, "auto", "greedy") for value in sizes.values())
+        ):
             raise click.UsageError("--from-bundle knows its models, target and sizes: leave them out")
         output = output or finished_name(bundle)
         finish(bundle, output, RichProgress())

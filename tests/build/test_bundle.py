@@ -133,15 +133,15 @@ def test_a_bundle_holds_all_that_needs_no_gpu(source, tmp_path, without_tensorrt
     assert {"validation.json", "plugins/manifest.json"} <= values["files"].keys()
 
 
-def test_finishing_asks_tensorrt_for_two_plans_and_nothing_else(source, tmp_path, tensorrt, monkeypatch):
+def test_finishing_asks_tensorrt_for_plans_and_nothing_else(source, tmp_path, tensorrt, monkeypatch):
     with monkeypatch.context() as bare:
         bare.setattr(machine, "this_machine", lambda package: Machine(None, None))
         made = prepared(source, tmp_path / "b", tp=2, quant="nvfp4")
     tensorrt.clear()
     bundle.finish(made, tmp_path / "engines", Progress())
     asked = [builder.calls for builder in tensorrt]
-    assert asked[:2] == [[], []]  # both contracts are compared before anything is compiled
-    generation, context = asked[2:]
+    assert asked[:5] == [[]] * 5  # all contracts are compared before anything is compiled
+    generation, context, *judges = asked[5:]
     assert generation == [
         ("set_preview_feature", "multidevice", True),  # ranks talk to each other
         ("create_timing_cache", b""),
@@ -156,6 +156,8 @@ def test_finishing_asks_tensorrt_for_two_plans_and_nothing_else(source, tmp_path
         ("profile", ((1,), (1,), (64,))),
         ("build", "verifier", 0, 6),
     ]
+    assert [calls[-1] for calls in judges] == [("build", name, 0, 0) for name in ("accept", "sample", "logprobs")]
+    assert all(call[0] != "set_preview_feature" for calls in judges for call in calls)  # on one rank
     values = record(tmp_path / "engines")
     assert values["tensorrt"] == {"package": "tensorrt", "version": VERSION}
     assert (values["target"], values["compute_capability"]) == ("b200", "SM100")
@@ -172,7 +174,7 @@ def test_with_tensorrt_and_the_gpu_engines_are_built_at_once(source, tmp_path, t
     options = Options(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64)
     build_engines(source, (), TARGETS["b200"], options, tmp_path / "e", Progress())
     assert record(tmp_path / "e")["target"] == "b200"
-    assert [builder.calls[-1][0] for builder in tensorrt if builder.calls] == ["build", "build"]
+    assert [builder.calls[-1][0] for builder in tensorrt if builder.calls] == ["build"] * 5
     assert all(call[0] != "set_preview_feature" for builder in tensorrt for call in builder.calls)  # one rank
 
 

@@ -17,6 +17,7 @@ from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.errors import GlmspecError
+from glmspec.build.models.acceptance import NETWORKS
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
@@ -65,7 +66,7 @@ def test_layout(golden_engines):
     assert files == {
         "config.json",
         "validation.json",
-        *(f"{name}/{file}" for name in names for file in ("config.json", "context.layers.jsonl")),
+        *(f"{name}/{file}" for name in (*names, *NETWORKS) for file in ("config.json", "context.layers.jsonl")),
         *(f"checkpoints/{name}/{file}" for name in names for file in ("config.json", "rank0.safetensors")),
         "checkpoints/verifier/generation_config.json",
     }
@@ -97,7 +98,8 @@ def test_directory_record(golden_engines):
 def test_recorded_hashes_are_those_of_the_files(golden_engines):
     values = record(golden_engines)
     names = ["verifier", *(drafter["name"] for drafter in values["drafters"])]
-    assert values["files"] == {f"{n}/config.json": digest(golden_engines / n / "config.json") for n in names}
+    listed = [*names, *NETWORKS]
+    assert values["files"] == {f"{n}/config.json": digest(golden_engines / n / "config.json") for n in listed}
     for name, source in zip(names, ("verifier", "dspark", "dflash2", "dspark_redvocab"), strict=True):
         model, checkpoint = record(golden_engines / name), golden_engines / "checkpoints" / name
         weights = read_checkpoint(checkpoint).weights_sha256

@@ -117,8 +117,8 @@ def test_glm_5_3_compiles_layer_by_layer(full, tmp_path):
     options = dict(quant="nvfp4", tp=8, config_only=True, wanted=dict(group_layers=8, cache=tmp_path / "cache"))
     report = check(full, "config", "build", **options)
     assert report.ok, told(report)
-    assert "networks built 10," in report.outcomes[-1].facts[0]
-    assert len(list((tmp_path / "cache").iterdir())) == 10
+    assert "networks built 13," in report.outcomes[-1].facts[0]
+    assert len(list((tmp_path / "cache").iterdir())) == 13
 
 
 def test_what_compiled_once_is_remembered(folder, tmp_path):
@@ -127,9 +127,9 @@ def test_what_compiled_once_is_remembered(folder, tmp_path):
     def facts(**changes: Any) -> str:
         return check(folder, "config", "build", **{**options, **changes}).outcomes[-1].facts[0]
 
-    assert "networks built 2," in facts()
-    assert "networks built 0," in facts() and "known to build 2," in facts()
-    assert "networks built 2," in facts(tp=2)  # other networks
+    assert "networks built 5," in facts()
+    assert "networks built 0," in facts() and "known to build 5," in facts()
+    assert "networks built 2," in facts(tp=2)  # other networks; acceptance is the same
     one = sorted((tmp_path / "cache").iterdir())[0]
     one.write_text("{")  # a damaged record is not believed
     assert "networks built 1," in facts() + facts(tp=2)
@@ -149,7 +149,7 @@ def test_the_shipped_models_pass_every_stage():
     report = check(ASSETS / "tiny-verifier", drafters=drafters, tp=2, quant="nvfp4", mtp=True)
     assert report.ok and report.exit_code == 0, told(report)
     assert {one.status for one in report.outcomes} == {"passed"}
-    assert report.subject["models"] == "verifier, mtp, dspark, dflash2"
+    assert report.subject["models"] == "verifier, mtp, dspark, dflash2, accept, sample, logprobs"
 
 
 def test_drafters_are_validated_too():
@@ -159,7 +159,7 @@ def test_drafters_are_validated_too():
     report = check(checkpoints / "verifier", *stages, drafters=drafters, target="rtx-pro-6000", max_num_seqs=2)
     assert report.ok, told(report)
     assert "drafters: dspark, dflash2" in report.outcomes[0].facts[0]
-    assert "networks built 3," in report.outcomes[-1].facts[0]
+    assert "networks built 6," in report.outcomes[-1].facts[0]
     by_config = check(checkpoints / "verifier", *STATIC, drafters=drafters, config_only=True)
     assert by_config.ok, told(by_config)
 
