@@ -265,6 +265,19 @@ def test_the_text_is_plain_decoding_s_whatever_verification_costs(engine, reques
     assert drafts >= some[2] > dear[2]
 
 
+def test_every_block_comes_with_its_own_ending_tokens(engine, monkeypatch):
+    """The model's end tokens, not with ignore_eos, and the request's own."""
+    told, end_ids = [], set(engine.end_ids)
+    spy = SimpleNamespace(choose=lambda most, drafts, endings: told.append(endings) or most, learn=lambda *_: None)
+    settings = [
+        {"speculate": False, "stop_token_ids": (8,)}, {}, {"ignore_eos": True}, {"stop_token_ids": (7,)},
+        {"stop_token_ids": (7,), "ignore_eos": True},
+    ]  # fmt: skip
+    monkeypatch.setattr(engine.loop, "adaptive", spy)
+    answer_all(engine, [Request(prompt_ids=(3, 4, 5), max_tokens=8, **one) for one in settings])
+    assert [set(one) for one in told[0]] == [end_ids, set(), end_ids | {7}, {7}]
+
+
 def test_the_engine_s_own_estimates(engine):
     assert isinstance(engine.loop.adaptive.estimates, Confidence if engine.drafter.confident else Margins)
 
