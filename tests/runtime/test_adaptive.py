@@ -115,6 +115,14 @@ def test_where_rows_cost_nothing_every_draft_is_verified():
         assert choose(one, blocks(*signal)) == [8, 8]
 
 
+def test_a_step_that_explores_verifies_all():
+    estimates = SimpleNamespace(exploring=False, chances=lambda signal_BJ: signal_BJ)
+    one, found = AdaptiveVerification(estimates, DEAR), []
+    for estimates.exploring in (False, False, True, False):
+        found.append(choose(one, blocks([0.5, 0.5])))
+    assert found == [[2], [0], [2], [0]]
+
+
 def test_what_a_sequence_gets_does_not_depend_on_its_company():
     """Sequences come and go between the steps that set the price and the one that keeps to it."""
     half, bad = [0.9, 0.9, 0.1, 0.1], [0.1, 0.9, 0.9, 0.9]
