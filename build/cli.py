@@ -59,9 +59,8 @@ def main() -> None:
               help="Where NVFP4 is computed.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on from an interrupted run.")
 @click.option("--expect-sha256", metavar="HEX", help="Refuse SOURCE unless its model.safetensors has this digest.")
-@click.option(
-    "--dry-run", is_flag=True, help="List what would be written. SOURCE may be a config.json without weights."
-)
+@click.option("--dry-run", is_flag=True,
+              help="List what would be written. SOURCE may be a config.json without weights.")  # fmt: skip
 def convert(
     source: Path,
     output: Path | None,
@@ -189,12 +188,8 @@ def engine(
     if bundle:
         from glmspec.build.bundle import finish, finished_name
 
-        if (
-            verifier
-            or drafters
-            or target
-            or any(value not in (None, False, "auto", "greedy") for value in sizes.values())
-        ):
+        given = (verifier, drafters, target, *sizes.values())
+        if any(value not in (None, (), False, "auto", "greedy") for value in given):
             raise click.UsageError("--from-bundle knows its models, target and sizes: leave them out")
         output = output or finished_name(bundle)
         finish(bundle, output, RichProgress())
@@ -263,6 +258,8 @@ def _adaptive(command: Any) -> Any:
 
     @functools.wraps(command)
     def with_settings(**values: Any) -> None:
+        if values["no_speculation"] and values["drafter"]:
+            raise click.UsageError("--no-speculation and --drafter exclude each other")
         mine = {name: values.pop(name) for name in ("adaptive", "threshold", "cost_table", "temperatures")}
         command(**values, adaptive=_adaptive_settings(**mine, no_speculation=values["no_speculation"]))
 
@@ -311,8 +308,10 @@ def _sampling(command: Any) -> Any:
         click.option("--top-p", type=real, help="Draw among the best tokens that together have this chance."),
         click.option("--min-p", type=real, help="Draw among tokens with at least this share of the best one's chance."),
         click.option("--seed", type=count, help="The same seed, the same answer."),
-        click.option("--repetition-penalty", type=real), click.option("--frequency-penalty", type=real),
-        click.option("--presence-penalty", type=real), click.option("--min-tokens", type=count),
+        click.option("--repetition-penalty", type=real, help="Above 1: tokens of prompt and answer come less often."),
+        click.option("--frequency-penalty", type=real, help="Taken from a token's logit each time the answer has it."),
+        click.option("--presence-penalty", type=real, help="Taken once from the logit of each token of the answer."),
+        click.option("--min-tokens", type=count, help="No end token before so many tokens."),
         click.option("--logprobs", type=count, help="Log-probabilities of each token and of so many best ones."),
         click.option("--stop", multiple=True, help="Text that ends an answer; may be given several times."),
         click.option("--ignore-eos", is_flag=True, default=None, help="Go on past end tokens."),
@@ -348,8 +347,6 @@ def generate(
     """Answer prompts with the engines in ENGINES: of a file, or given, or typed on the terminal.
 
     On a terminal accepted and rejected drafts are shown in colour; elsewhere answers are JSON lines."""
-    if no_speculation and drafter:
-        raise click.UsageError("--no-speculation and --drafter exclude each other")
     if source and prompts:
         raise click.UsageError("--input and --prompt exclude each other")
     if not source and not prompts and not sys.stdin.isatty():
@@ -360,11 +357,8 @@ def generate(
     from glmspec.runtime.generate import generate as answer
 
     wanted = Wanted(source=source, prompts=prompts, output=output, statistics=statistics, settings=settings)
-    answer(
-        lambda: Engine(engines, drafter, not no_speculation, verification=verification, adaptive=adaptive),
-        wanted,
-        RichProgress(),
-    )
+    load = functools.partial(Engine, engines, drafter, not no_speculation, verification=verification, adaptive=adaptive)
+    answer(load, wanted, RichProgress())
 
 
 @main.command()
@@ -376,8 +370,6 @@ def repo(
     engines: Path, output: Path, drafter: str | None, no_speculation: bool, verification: str, adaptive: Any
 ) -> None:
     """Write a Triton model repository that serves ENGINES."""
-    if no_speculation and drafter:
-        raise click.UsageError("--no-speculation and --drafter exclude each other")
     from glmspec.triton_repo.repository import write_repository
 
     write_repository(engines, output, drafter, not no_speculation, verification, adaptive)

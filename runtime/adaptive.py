@@ -1,12 +1,19 @@
 """How many drafts are verified, chosen anew every step: those whose verification pays.
 
 A slot is one draft of one sequence. Its survival S is the product of the chances that it and all drafts before it
-stand; verifying it costs a row and yields S tokens on average. Slots of all sequences compete: the best `budget` are
-admitted, and since S never rises along a block those of a sequence are always its first.
+stand; after a draft that ends the answer it is 0, for nothing that follows could be emitted. Verifying a slot costs a
+row and yields S tokens on average. Slots of all sequences compete, and the best `budget` would be the ones to verify:
 
     budget = argmax over n of (sequences + sum of the n best S) / (draft_ms[sequences] + verify_ms[sequences + n])
 
-which is emitted tokens a millisecond: every sequence emits one token even if nothing of its block is verified.
+which is emitted tokens a millisecond: every sequence emits one token even if nothing of its block is verified. A price
+is fair to a step if just these slots yield more. Steps verify every slot that yields more than the price that was
+carried on from steps before, the first step all that can be emitted; after each the price moves towards the nearest
+that would have been fair to it. S never rises along a block, so those of a sequence are always its first.
+
+Why a price is carried and not a budget: a step of good blocks then verifies more than a step of bad ones. Where every
+row costs the same, tokens a millisecond over many steps are most when all rows are bought at one price (Dinkelbach, On
+Nonlinear Fractional Programming, 1967); the fewer sequences run, the more a fixed number of rows would lose.
 
 Why this changes no law. Rejection sampling of a block (either way, see `plugins/reject.py`) draws from the target's
 law for every length n of the block, and for a random n too if n is a stopping time of the drafts: whether draft j is
@@ -14,10 +21,9 @@ verified may depend on drafts before j, and on anything that is independent of t
 ones, or on the numbers that accept them. (Otherwise drafts would be picked by how good they are, and picked drafts do
 not follow q.) So
   - the chance of draft j is computed from what the drafter knew before it chose draft j;
-  - draft j ranks before or behind other slots by its own S alone: its sequence's later slots rank behind it whatever
-    they are, and earlier ones before it;
-  - the budget would look at every draft, so it is the one that the step before would have liked, as a share of the
-    slots there are; the number of slots follows from lengths alone. The first step verifies all.
+  - a draft that ends the answer tells on those behind it, not on itself;
+  - the price of a step would look at every draft, so the one it keeps to is that of steps before; nothing else of
+    this step has a part in it, other sequences neither.
 Estimates learn from steps that are over.
 
 Legend: B blocks (sequences that draft), J drafts of a block, S slots.
@@ -25,7 +31,7 @@ Legend: B blocks (sequences that draft), J drafts of a block, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +47,8 @@ if TYPE_CHECKING:
     from glmspec.runtime.accept import Ballot, Verdict
     from glmspec.runtime.profile import Machinery
     from glmspec.runtime.propose import Drafts
+
+_STEPS = 5  # a step moves the price by this part of the way; the first few by more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,52 +66,41 @@ class Adaptive:
             raise ConfigError(f"adaptive threshold: found {self.threshold:g}, expected 0 to 1.")
 
 
-@dataclass(frozen=True)
-class Slots:
-    """Drafts that may be verified, best first; of equals the one nearest its anchor, then the earliest sequence's.
+def survivals(chance_BJ: np.ndarray, ids: Sequence[Sequence[int]], endings: Sequence[Collection[int]]) -> np.ndarray:
+    """Chances that a draft is emitted, float64 [B, J]. chance: of acceptance, given that all drafts before it stand.
+    ids: the drafts. endings: tokens that end the answer, of each block."""
+    ends_BJ = np.array([[token in ending for token in block] for block, ending in zip(ids, endings, strict=True)])
+    ended_BJ = np.cumsum(ends_BJ, 1) > ends_BJ
+    return np.where(ended_BJ, 0.0, np.cumprod(chance_BJ, 1))  # of numbers up to 1: it cannot rise, rounded either
 
-    survival: float64 [S]. owner: int [S], whose each is. sequences: how many there are."""
 
-    survival: np.ndarray
-    owner: np.ndarray
-    sequences: int
-
-    @classmethod
-    def of(cls, chance_BJ: np.ndarray, most: Sequence[int], threshold: float) -> Slots:
-        """chance: of acceptance, given that all drafts before it stand. most: drafts that may be verified, of each."""
-        survival_BJ = np.cumprod(chance_BJ, 1)  # of numbers up to 1: it cannot rise, in floating point either
-        position_J = np.arange(chance_BJ.shape[1])
-        may_BJ = (position_J < np.array(most)[:, None]) & (survival_BJ >= threshold)
-        owner_S, position_S = np.nonzero(may_BJ)
-        survival_S = survival_BJ[may_BJ]
-        order_S = np.lexsort((owner_S, position_S, -survival_S))
-        return cls(survival_S[order_S], owner_S[order_S], len(most))
-
-    def best(self, budget: int) -> list[int]:
-        """How many drafts of each sequence are among the best."""
-        return np.bincount(self.owner[:budget], minlength=self.sequences).tolist()
-
-    def budget(self, costs: CostTable) -> int:
-        """How many of them, the best ones, yield most tokens a millisecond; the fewest of equals."""
-        tokens = self.sequences + np.concatenate([[0.0], np.cumsum(self.survival)])
-        rows = self.sequences + np.arange(len(tokens))
-        return int(np.argmax(tokens / costs.step_ms(self.sequences, rows)))
+def fair_prices(survival_S: np.ndarray, sequences: int, costs: CostTable) -> tuple[float, float]:
+    """From which on, and below which, a price is exceeded by those slots alone whose verification gives most tokens a
+    millisecond; the fewest of equals."""
+    best_S = np.sort(survival_S)[::-1]
+    tokens = sequences + np.concatenate([[0.0], np.cumsum(best_S)])
+    budget = np.argmax(tokens / costs.step_ms(sequences, sequences + np.arange(len(tokens))))
+    edges = np.concatenate([[np.inf], best_S, [0.0]])
+    return float(edges[budget + 1]), float(edges[budget])
 
 
 class AdaptiveVerification:
-    """Chooses how much of each block is verified. One object an engine: it remembers the step before."""
+    """Chooses how much of each block is verified. One object an engine: it remembers the steps before."""
 
     def __init__(self, estimates: Estimates, costs: CostTable, threshold: float = 0.0) -> None:
         self.estimates, self.costs, self.threshold = estimates, costs, threshold
-        self._liked = (1, 1)  # of how many slots how many, by the step before
+        self._price, self._steps = 0.0, 0
 
-    def choose(self, most: Sequence[int], drafts: Drafts) -> list[int]:
-        """How many drafts of each block are verified, from 0 up. most: how many may be. drafts: the blocks."""
-        offered, (liked, of) = sum(most), self._liked
-        budget = offered if self.estimates.exploring else -(-liked * offered // of)
-        slots = Slots.of(self.estimates.chances(_signal(drafts)), most, self.threshold)
-        self._liked = (slots.budget(self.costs), max(offered, 1))
-        return slots.best(budget)
+    def choose(self, most: Sequence[int], drafts: Drafts, endings: Sequence[Collection[int]]) -> list[int]:
+        """How many drafts of each block are verified, from 0 up. most: how many may be. drafts: the blocks. endings:
+        tokens that end the answer, of each."""
+        survival_BJ = survivals(self.estimates.chances(_signal(drafts)), drafts.ids, endings)
+        may_BJ = (np.arange(survival_BJ.shape[1]) < np.array(most)[:, None]) & (survival_BJ >= self.threshold)
+        least = 0.0 if self.estimates.exploring else self._price
+        self._steps = min(self._steps + 1, _STEPS)
+        low, high = fair_prices(survival_BJ[may_BJ], len(most), self.costs)
+        self._price += (min(max(self._price, low), high) - self._price) / self._steps
+        return (may_BJ & (survival_BJ > least)).sum(1).tolist()
 
     def learn(self, ballots: Sequence[Ballot], verdicts: Sequence[Verdict], drafts: Drafts) -> None:
         """What came of a step, in the order of its blocks."""

@@ -19,10 +19,10 @@ def ending_tokens(request: Request, end_ids: Collection[int]) -> frozenset[int]:
 
 class Ending:
     """Watches one sequence's new tokens. text: its decoder, None when the engine has no tokenizer.
-    most: the token count at which it ends anyway."""
+    most: the token count at which it ends anyway. tokens: those that end it."""
 
     def __init__(self, request: Request, end_ids: Collection[int], text: TextStream | None, most: int) -> None:
-        self._end_ids = ending_tokens(request, end_ids)
+        self.tokens = ending_tokens(request, end_ids)
         self._stop = request.stop
         self._most = most
         self._text = text
@@ -37,7 +37,7 @@ class Ending:
             self._count += 1
             fresh, stopped = self._decode(token)
             shown += fresh
-            if token in self._end_ids or stopped:
+            if token in self.tokens or stopped:
                 return self._last(tokens[: index + 1], shown, STOP, cut=stopped)
             if self._count == self._most:
                 return self._last(tokens[: index + 1], shown, LENGTH)

@@ -24,7 +24,7 @@ from glmspec.runtime.accept import STANDARD, Acceptance
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, prepare
 from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.cost_table import MadeFor
-from glmspec.runtime.ending import Ending, ending_tokens
+from glmspec.runtime.ending import Ending
 from glmspec.runtime.model import Model
 from glmspec.runtime.profile import Machinery
 from glmspec.runtime.propose import BlockDrafter, Drafter
@@ -123,8 +123,7 @@ class Engine:
         ending = Ending(request, self.end_ids, self.tokenizer.stream() if self.tokenizer else None, most)
         adjustments = None
         if request.sampling.adjusts:
-            end_ids = ending_tokens(request, self.end_ids)
-            adjustments = Adjustments(request.sampling, request.prompt_ids, end_ids, vocab_size)
+            adjustments = Adjustments(request.sampling, request.prompt_ids, ending.tokens, vocab_size)
         stats = SpecStats(self.stats.num_spec_tokens)
         reach = self.drafter.reach if self.drafter else 0
         sequence = Sequence(request, ending, len(request.prompt_ids) + most, stats, adjustments, reach)

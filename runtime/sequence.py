@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -56,6 +57,11 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that are known and not cached: the rest of the prompt, then the anchor alone."""
         return len(self.tokens) - self.cached
+
+    @property
+    def ending_tokens(self) -> Collection[int]:
+        """Tokens that end the answer."""
+        return self._ending.tokens
 
     @property
     def may_draft(self) -> bool:

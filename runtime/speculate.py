@@ -73,8 +73,9 @@ class SpeculativeLoop:
         """The drafts of each turn that the verifier shall see."""
         if not drafts.ids:
             return {}
-        most = [turn.drafts for turn in turns]
-        counts = self.adaptive.choose(most, drafts) if self.adaptive else most
+        counts = most = [turn.drafts for turn in turns]
+        if self.adaptive:
+            counts = self.adaptive.choose(most, drafts, [turn.sequence.ending_tokens for turn in turns])
         made = {}
         for at, (turn, count) in enumerate(zip(turns, counts, strict=True)):
             drawn = drafts.law and turn.sequence.request.sampling.temperature > 0

@@ -27,6 +27,11 @@ ADAPTIVE = (
     "--adaptive-verification --enable-adaptive-verification", "--adaptive-threshold", "--cost-table",
     "--confidence-temperatures",
 )  # fmt: skip
+DRAFTING = ("--drafter", "--no-speculation", "--verification", *ADAPTIVE)
+SAMPLING = (
+    "--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--repetition-penalty", "--frequency-penalty",
+    "--presence-penalty", "--min-tokens", "--logprobs", "--stop", "--ignore-eos",
+)  # fmt: skip
 COMMANDS = {
     "convert": {
         "source", "-o --output", "--quant", "--recipe", "--calibration", "--tp", "--ep", "--format", "--workers",
@@ -39,16 +44,16 @@ COMMANDS = {
         "--verifier", "--drafter", "--target", "-o --output", "--max-model-len", "--max-num-seqs",
         "--max-num-batched-tokens", "--dtype", "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype",
         "--max-cached-tokens", "--mtp", "--no-validate", "--from-bundle", "--num-speculative-tokens",
-        "--drafter-window",
+        "--drafter-window", "--draft-sampling",
     },
     "validate": {
         "source", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--dtype",
         "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
         "--mtp", "--group-layers", "--cache", "--stage", "--json", "--junit", "--num-speculative-tokens",
-        "--drafter-window",
+        "--drafter-window", "--draft-sampling",
     },
-    "generate": {"engines", "--input", "--output", "--max-tokens", "--no-speculation", "--drafter", *ADAPTIVE},
-    "repo": {"engines", "-o --output", "--drafter", "--no-speculation", *ADAPTIVE},
+    "generate": {"engines", "--input", "--prompt", "--output", "--stats", "--max-tokens", *SAMPLING, *DRAFTING},
+    "repo": {"engines", "-o --output", *DRAFTING},
     "serve": {"repository", "--host", "--http-port", "--grpc-port", "--metrics-port"},
     "inspect": {"directory"},
 }  # fmt: skip
@@ -58,7 +63,7 @@ REQUIRED = {
     "verify": {"directory"},
     "engine": set(),  # checked by hand: --from-bundle needs none
     "validate": {"source"},
-    "generate": {"engines", "source", "output", "max_tokens"},
+    "generate": {"engines", "max_tokens"},
     "repo": {"engines", "output"},
     "serve": {"repository"},
     "inspect": {"directory"},
@@ -361,7 +366,7 @@ def test_an_output_folder_that_is_not_there_is_named_first(engines, tmp_path):
     assert str(output) in refused(1, "generate", engines, *arguments)
 
 
-@pytest.mark.parametrize("key, value", [("temperature", 0.7), ("max_tokens", 3), ("stop", ["x"])])
+@pytest.mark.parametrize("key, value", [("n", 2), ("max_completion_tokens", 3), ("stop", ["x"])])
 def test_a_key_that_is_not_served_is_refused(engines, tmp_path, key, value):
     source = tmp_path / "in"
     source.write_text(json.dumps({"prompt_token_ids": [3], key: value}))

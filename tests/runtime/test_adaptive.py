@@ -14,7 +14,7 @@ from support.models import ASSETS
 
 from glmspec.build.errors import ConfigError, EngineError
 from glmspec.runtime.accept import Ballot, Verdict
-from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, Slots
+from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, fair_prices, survivals
 from glmspec.runtime.cost_table import Column, CostTable
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.estimates import Confidence, Margins
@@ -27,12 +27,22 @@ DEAR = CostTable(DRAFTING, Column((1, 101), (1e3, 101e3)))
 EVEN = CostTable(DRAFTING, Column((1, 101), (0.1, 10.1)))
 
 
-def blocks(*rows: list[float]) -> SimpleNamespace:
-    return SimpleNamespace(signal=torch.tensor(rows, dtype=torch.float64))
+END = 9
+
+
+def blocks(*rows: list[float], ids: list[list[int]] | None = None) -> SimpleNamespace:
+    ids = ids or [[5] * len(row) for row in rows]
+    return SimpleNamespace(signal=torch.tensor(rows, dtype=torch.float64), ids=ids)
 
 
 def adaptive(costs: CostTable = FREE, threshold: float = 0.0) -> AdaptiveVerification:
     return AdaptiveVerification(Confidence(), costs, threshold)
+
+
+def choose(one: AdaptiveVerification, drafts: SimpleNamespace, most: list[int] | None = None) -> list[int]:
+    """END ends every answer."""
+    count, size = drafts.signal.shape
+    return one.choose(most or [size] * count, drafts, [{END}] * count)
 
 
 def random_costs(rng: random.Random) -> CostTable:
@@ -43,90 +53,154 @@ def random_costs(rng: random.Random) -> CostTable:
 # -- the choice ---------------------------------------------------------------------------------------
 
 
-def test_budget_and_admission_are_the_best_there_are():
+def test_slots_above_a_fair_price_are_the_best_choice_there_is():
     """Against brute force over every way to verify some of each block."""
     rng = random.Random(0)
-    for _ in range(60):
+    for _ in range(100):
         sequences, drafts, costs = rng.randint(1, 3), rng.randint(1, 3), random_costs(rng)
-        chance_BJ = np.array([[rng.random() for _ in range(drafts)] for _ in range(sequences)])
-        most = [rng.randint(0, drafts) for _ in range(sequences)]
-        survival_BJ = np.cumprod(chance_BJ, 1)
+        survival_BJ = np.cumprod([[rng.random() for _ in range(drafts)] for _ in range(sequences)], 1)
 
         def gained(counts, survival_BJ=survival_BJ) -> float:
             return sum(row[:count].sum() for row, count in zip(survival_BJ, counts, strict=True))
 
-        def speed(counts, sequences=sequences, costs=costs) -> float:
+        def speed(counts, sequences=sequences, costs=costs, gained=gained) -> float:
             rows = np.array(sequences + sum(counts))
             return (sequences + gained(counts)) / float(costs.step_ms(sequences, rows))
 
-        ways = list(itertools.product(*(range(one + 1) for one in most)))
-        slots = Slots.of(chance_BJ, most, 0.0)
-        budget = slots.budget(costs)
-        assert speed(slots.best(budget)) == pytest.approx(max(map(speed, ways)))
-        assert budget == min(sum(way) for way in ways if speed(way) > max(map(speed, ways)) - 1e-12)
-        for n in range(sum(most) + 1):
-            counts = slots.best(n)
-            assert sum(counts) == n and all(count <= one for count, one in zip(counts, most, strict=True))
-            assert gained(counts) == pytest.approx(max(gained(way) for way in ways if sum(way) == n))
+        fastest = max(map(speed, ways := list(itertools.product(range(drafts + 1), repeat=sequences))))
+        low, high = fair_prices(survival_BJ.ravel(), sequences, costs)
+        for fair in (low, (low + min(high, 1)) / 2):
+            counts = (survival_BJ > fair).sum(1).tolist()
+            assert speed(counts) == pytest.approx(fastest)
+            assert sum(counts) == min(sum(way) for way in ways if speed(way) > fastest - 1e-12)
 
 
-def test_equals_go_to_the_lower_position_then_to_the_earlier_sequence():
-    slots = Slots.of(np.array([[0.5, 1.0], [0.5, 1.0], [0.9, 0.1]]), [2, 2, 2], 0.0)
-    assert [slots.best(n) for n in range(7)] == [
-        [0, 0, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1], [2, 1, 1], [2, 2, 1], [2, 2, 2],
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("slots", "expected"),
+    [([], (0, np.inf)), ([0.75], (0, 0.75)), ([0.75, 0.125], (0.125, 0.75)), ([0.125, 0.25], (0.25, np.inf))],
+)
+def test_fair_prices_lie_between_the_last_slot_that_pays_and_the_next(slots, expected):
+    """A step of one row takes 2 ms, and every row 1 more: the first slot pays above 1 / 2."""
+    costs = CostTable(Column((1,), (1.0,)), Column((1, 101), (1.0, 101.0)))
+    assert fair_prices(np.array(slots), 1, costs) == expected
 
 
 def test_of_equally_fast_budgets_the_smallest():
-    assert Slots.of(np.array([[1.0]]), [1], 0.0).budget(CostTable(DRAFTING, Column((1, 2), (1.0, 3.0)))) == 0
+    costs = CostTable(DRAFTING, Column((1, 2), (1.0, 3.0)))
+    assert fair_prices(np.array([1.0]), 1, costs) == (1.0, np.inf)
 
 
-def test_the_first_step_verifies_all_and_later_ones_what_the_step_before_would_have_liked():
+def test_the_first_step_verifies_all_and_later_ones_what_the_price_allows():
     one = adaptive(EVEN)
-    good, bad = blocks([0.9, 0.9, 0.9], [0.9, 0.9, 0.9]), blocks([0.01, 0.9, 0.9], [0.02, 0.9, 0.9])
-    assert one.choose([3, 3], bad) == [3, 3]
-    assert one.choose([3, 3], good) == [0, 0]
-    assert one.choose([3, 3], bad) == [3, 3]
+    assert choose(one, blocks([0.01, 0.9, 0.9], [0.02, 0.9, 0.9])) == [3, 3]  # none of them pays: fair from 0.02 up
+    assert choose(one, blocks([0.01, 0.9, 0.9], [0.03, 0.5, 0.9])) == [0, 1]
 
 
-def test_the_budget_is_a_share_of_the_slots():
-    """Sequences come and go between the step that sets it and the one that keeps to it."""
-    one = adaptive(EVEN)
-    half = blocks([0.9, 0.9, 0.1, 0.1], [0.9, 0.9, 0.1, 0.1])
-    one.choose([4, 4], half)
-    assert one.choose([4, 4], half) == [2, 2]
-    wide = blocks(*[[0.9, 0.9, 0.1, 0.1]] * 8)
-    assert sum(one.choose([4] * 8, wide)) == 16
-    one.choose([4, 4], half)
-    assert one.choose([1], blocks([0.9, 0.9, 0.9, 0.9])) == [1]  # rounded up
+def test_the_price_moves_to_the_nearest_that_is_fair_a_fifth_of_the_way():
+    """By all of it at first, then a half, a third, a quarter; where it is fair already, not at all."""
+    one, prices = adaptive(EVEN), []
+    good, bad = blocks([0.9, 0.9, 0.9]), blocks([0.8, 0.1, 0.9])  # fair: from 0; from 0.08 up to 0.8
+    for drafts in (good, bad, bad, bad, bad, bad, good):
+        choose(one, drafts)
+        prices.append(one._price)
+    expected = [0.0]
+    for step in range(2, 7):
+        expected.append(expected[-1] + (0.08 - expected[-1]) / min(step, 5))
+    assert prices == pytest.approx([*expected, expected[-1]])
+
+
+def test_where_rows_cost_nothing_every_draft_is_verified():
+    one = adaptive(FREE)
+    for signal in torch.rand(50, 2, 8, generator=torch.Generator().manual_seed(0)).tolist():
+        assert choose(one, blocks(*signal)) == [8, 8]
+
+
+def test_a_step_that_explores_verifies_all():
+    estimates = SimpleNamespace(exploring=False, chances=lambda signal_BJ: signal_BJ)
+    one, found = AdaptiveVerification(estimates, DEAR), []
+    for estimates.exploring in (False, False, True, False):
+        found.append(choose(one, blocks([0.5, 0.5])))
+    assert found == [[2], [0], [2], [0]]
+
+
+def test_what_a_sequence_gets_does_not_depend_on_its_company():
+    """Sequences come and go between the steps that set the price and the one that keeps to it."""
+    half, bad = [0.9, 0.9, 0.1, 0.1], [0.1, 0.9, 0.9, 0.9]
+    for company in ([], [half] * 7, [bad] * 7):
+        one = adaptive(EVEN)
+        choose(one, blocks(half, half))
+        assert choose(one, blocks(half, *company))[0] == 2
+    assert choose(one, blocks(half, half), most=[1, 4]) == [1, 2]
+
+
+def test_what_follows_a_drafted_end_is_never_verified():
+    """Whatever its chances, also in the step that verifies all and in one that explores; the end itself is verified."""
+    certain = [1.0, 1.0, 1.0]
+    drafts = blocks(certain, certain, certain, certain, ids=[[5, END, 5], [END, END, 5], [5, 5, END], [5, 7, 5]])
+    one, exploring = adaptive(FREE), AdaptiveVerification(Margins(3), FREE)
+    endings = [{END}, {END, 7}, {END}, {7}]
+    for way in (one, one, exploring, exploring):
+        assert way.choose([3] * 4, drafts, endings) == [2, 1, 3, 2]
+    assert one.choose([3] * 4, drafts, [()] * 4) == [3] * 4  # ignore_eos
+
+
+def test_survivals():
+    """Two blocks, of which the second ends with its first draft."""
+    chance = np.array([[0.5, 0.5, 0.5], [0.5, 1.0, 1.0]])
+    assert survivals(chance, [[1, 2, END], [END, 1, 1]], [{END}] * 2).tolist() == [[0.5, 0.25, 0.125], [0.5, 0, 0]]
+
+
+class PeekingAtItself(AdaptiveVerification):
+    """Does not verify an end either."""
+
+    def choose(self, most, drafts, endings) -> list[int]:
+        later = SimpleNamespace(signal=drafts.signal, ids=[[*block[1:], block[0]] for block in drafts.ids])
+        return super().choose(most, later, endings)
+
+
+class Hasty(AdaptiveVerification):
+    """Keeps to the price of this very step."""
+
+    def choose(self, most, drafts, endings) -> list[int]:
+        survival_BJ = survivals(self.estimates.chances(drafts.signal.double().numpy()), drafts.ids, endings)
+        return (survival_BJ > fair_prices(survival_BJ.ravel(), len(most), self.costs)[0]).sum(1).tolist()
+
+
+def peeks(way: type[AdaptiveVerification]) -> tuple[int, int]:
+    """How often draft j or what comes after it, of a sequence, has a part in whether its drafts up to j are verified;
+    and how often in what else is."""
+    rng, g, peeked, changed = random.Random(1), torch.Generator().manual_seed(0), 0, 0
+    for _ in range(300):
+        sequences, drafts, costs = rng.randint(1, 4), 4, random_costs(rng)
+        before, now, other = (torch.rand(sequences, drafts, generator=g).sqrt() for _ in range(3))
+        ids, changed_ids = (torch.randint(END - 3, END + 1, (sequences, drafts), generator=g) for _ in range(2))
+        sequence, at = rng.randrange(sequences), rng.randrange(drafts)
+        kept = torch.arange(sequences) != sequence
+        other[kept], other[sequence, : at + 1] = now[kept], now[sequence, : at + 1]
+        changed_ids[kept], changed_ids[sequence, :at] = ids[kept], ids[sequence, :at]
+        counts = []
+        for signal, block_ids in ((now, ids), (other, changed_ids)):
+            one = way(Confidence(), costs, threshold=0.05)
+            choose(one, SimpleNamespace(signal=before, ids=ids.tolist()))
+            counts.append(choose(one, SimpleNamespace(signal=signal, ids=block_ids.tolist())))
+        peeked += min(counts[0][sequence], at + 1) != min(counts[1][sequence], at + 1)
+        changed += counts[0] != counts[1]
+    return peeked, changed
 
 
 def test_no_draft_and_no_later_one_has_a_part_in_whether_a_draft_is_verified():
-    """What makes it lossless: changing the signals after draft j of a sequence, which drafts from j on may change,
-    leaves alone whether its drafts up to j are verified. This catches a budget of the same step."""
-    rng, g = random.Random(1), torch.Generator().manual_seed(0)
-    changed_elsewhere = 0
-    for _ in range(300):
-        sequences, drafts, costs = rng.randint(1, 4), 4, random_costs(rng)
-        before, now, other = (torch.rand(sequences, drafts, generator=g) for _ in range(3))
-        sequence, at = rng.randrange(sequences), rng.randrange(drafts)
-        other[:sequence], other[sequence + 1 :] = now[:sequence], now[sequence + 1 :]
-        other[sequence, : at + 1] = now[sequence, : at + 1]
-        counts = []
-        for signal in (now, other):
-            one, most = adaptive(costs, threshold=0.05), [drafts] * sequences
-            one.choose(most, SimpleNamespace(signal=before))
-            counts.append(one.choose(most, SimpleNamespace(signal=signal)))
-        assert min(counts[0][sequence], at + 1) == min(counts[1][sequence], at + 1)
-        changed_elsewhere += counts[0] != counts[1]
-    assert changed_elsewhere > 20
+    """What makes it lossless: changing draft j of a sequence, and the signals after it, leaves alone whether its drafts
+    up to j are verified."""
+    peeked, changed = peeks(AdaptiveVerification)
+    assert peeked == 0 and changed > 20
+    assert peeks(PeekingAtItself)[0] > 20 and peeks(Hasty)[0] > 3
 
 
 @pytest.mark.parametrize(("threshold", "expected"), [(0.0, [3, 3]), (0.5, [1, 2]), (0.75, [1, 1]), (1.0, [0, 0])])
 def test_below_the_threshold_nothing_is_verified(threshold, expected):
     one = adaptive(threshold=threshold)
     signals = blocks([0.75, 0.2, 0.9], [0.75, 0.75, 0.75])
-    assert one.choose([3, 3], signals) == expected == one.choose([3, 3], signals)
+    assert choose(one, signals) == expected == choose(one, signals)
 
 
 def test_settings_are_checked():
@@ -194,9 +268,22 @@ def test_the_text_is_plain_decoding_s_whatever_verification_costs(engine, reques
     dear = answers(engine, requests, DEAR)
     some = answers(engine, requests, EVEN)
     assert whole == free[0] == dear[0] == some[0] == plain
-    assert free[1:3] == (steps, drafts)  # as without it
+    assert free[1] == steps and 0.9 * drafts < free[2] <= drafts  # as without it, but for what follows drafted ends
     assert dear[1] > steps and dear[2] < 0.7 * drafts and dear[3] > 30  # but for steps that explore, none
     assert drafts >= some[2] > dear[2]
+
+
+def test_every_block_comes_with_its_own_ending_tokens(engine, monkeypatch):
+    """The model's end tokens, not with ignore_eos, and the request's own."""
+    told, end_ids = [], set(engine.end_ids)
+    spy = SimpleNamespace(choose=lambda most, drafts, endings: told.append(endings) or most, learn=lambda *_: None)
+    settings = [
+        {"speculate": False, "stop_token_ids": (8,)}, {}, {"ignore_eos": True}, {"stop_token_ids": (7,)},
+        {"stop_token_ids": (7,), "ignore_eos": True},
+    ]  # fmt: skip
+    monkeypatch.setattr(engine.loop, "adaptive", spy)
+    answer_all(engine, [Request(prompt_ids=(3, 4, 5), max_tokens=8, **one) for one in settings])
+    assert [set(one) for one in told[0]] == [end_ids, set(), end_ids | {7}, {7}]
 
 
 def test_the_engine_s_own_estimates(engine):

@@ -11,7 +11,7 @@ from support.chains import V, distance, drafter, target
 
 from glmspec.plugins import draw, reject
 from glmspec.runtime.accept import Ballot, Verdict
-from glmspec.runtime.adaptive import AdaptiveVerification, Slots
+from glmspec.runtime.adaptive import AdaptiveVerification, fair_prices, survivals
 from glmspec.runtime.cost_table import Column, CostTable
 from glmspec.runtime.estimates import Confidence, Margins
 
@@ -20,6 +20,7 @@ INT = torch.int32
 # A row costs what makes the choice hard: some blocks are verified whole, some in part, some not at all.
 COSTS = CostTable(Column((1, 1001), (0.1, 100.1)), Column((1, 1001), (0.1, 100.1)))
 CONFIDENT, MARGINS, PEEKING = "confident", "margins", "peeking"
+END = 2  # ends an answer; the law of what would follow is the target's all the same
 
 
 class Toy:
@@ -72,8 +73,8 @@ def run(
     counts, emitted = [], []
     for first in range(0, draws, sequences):
         blocks = slice(first, first + sequences)
-        drafts = SimpleNamespace(signal=signal_BJ[blocks])
-        counts.append(torch.tensor(adaptive.choose([DRAFTS] * sequences, drafts)))
+        drafts = SimpleNamespace(signal=signal_BJ[blocks], ids=toy.path_BQ[blocks, 1:].tolist())
+        counts.append(torch.tensor(adaptive.choose([DRAFTS] * sequences, drafts, [{END}] * sequences)))
         if learns:
             accepted, tokens = toy.verify(blocks, counts[-1], method)
             ballots = [Ballot(None, [0] * count) for count in counts[-1].tolist()]
@@ -100,15 +101,32 @@ def test_the_test_sees_an_estimate_that_peeks_at_the_draft(method):
     assert run(PEEKING, method, 25)[0] > 50
 
 
+class PeekingAtEnds(AdaptiveVerification):
+    """Does not verify a drafted end either."""
+
+    def choose(self, most, drafts, endings) -> list[int]:
+        later = SimpleNamespace(signal=drafts.signal, ids=[[*block[1:], block[0]] for block in drafts.ids])
+        return super().choose(most, later, endings)
+
+
+def test_the_test_sees_ends_that_are_looked_for_too_early():
+    free = CostTable(Column((1,), (1.0,)), Column((1,), (1.0,)))
+    early, real = (
+        run(CONFIDENT, "standard", 25, way(Confidence(), free), 10_000) for way in (PeekingAtEnds, AdaptiveVerification)
+    )
+    assert early[0] > 10 and real[0] < 4.5
+    assert 0.02 < (real[1] < DRAFTS).double().mean() < 0.5  # ends are drafted
+
+
 class Hasty(AdaptiveVerification):
-    """Keeps to the budget that this very step would like."""
+    """Keeps to the price of this very step."""
 
-    def choose(self, most, drafts) -> list[int]:
-        slots = Slots.of(self.estimates.chances(drafts.signal.double().numpy()), most, 0.0)
-        return slots.best(slots.budget(self.costs))
+    def choose(self, most, drafts, endings) -> list[int]:
+        survival_BJ = survivals(self.estimates.chances(drafts.signal.double().numpy()), drafts.ids, endings)
+        return (survival_BJ > fair_prices(survival_BJ.ravel(), len(most), self.costs)[0]).sum(1).tolist()
 
 
-def test_the_test_sees_a_budget_of_the_same_step():
+def test_the_test_sees_a_price_of_the_same_step():
     """Where two drafts cost what one costs, a second one that is worth it, which the first one made so, would get the
     first one verified."""
     costs = CostTable(COSTS.draft_ms, Column((1, 3), (0.1, 0.34), 3))

@@ -13,6 +13,8 @@ from support.models import ASSETS, GOLDENS
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.progress import Progress
+from glmspec.runtime.adaptive import Adaptive
+from glmspec.runtime.cost_table import Column, CostTable
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
 from glmspec.runtime.pack import Rows, pack_rows
@@ -23,6 +25,8 @@ from glmspec.runtime.sampling import Sampling
 TOPK, WINDOW, PAGE = 48, 64, 16  # the tiny verifier's, the tiny drafters', the target cpu's
 NEW_TOKENS = 36
 DRAFTERS = ("dspark", "dflash2", "mtp")
+# Rows cost about what a step's start does: most blocks are verified in part.
+DEAR = Adaptive(costs=CostTable(Column((1,), (1.0,)), Column((1, 101), (0.2, 20.2))))
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +58,17 @@ def plain(folders, requests) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("way", ["greedy", "probabilistic"])
-def test_greedy_answers_are_plain(folders, requests, plain, way, drafter):
+@pytest.mark.parametrize(("way", "adaptive"), [("greedy", None), ("probabilistic", None), ("probabilistic", DEAR)])
+def test_greedy_answers_are_plain(folders, requests, plain, way, adaptive, drafter):
     """Mixed lengths in one batch, some sampled requests among them, which change nothing for the others."""
-    engine = Engine(folders[way], drafter, verification="block")
+    engine = Engine(folders[way], drafter, verification="block", adaptive=adaptive)
     hot = [replace(one, sampling=Sampling(temperature=1.5, seed=at)) for at, one in enumerate(requests[::3])]
     jobs = answer_all(engine, [*requests, *hot])
     assert [job.answer.tokens for job in jobs[: len(requests)]] == plain
     assert engine.stats.num_accepted > len(requests) * NEW_TOKENS / 3
+    if adaptive:
+        whole = engine.stats.num_steps * engine.stats.num_spec_tokens
+        assert 0.2 * whole < engine.stats.num_draft_tokens < 0.9 * whole
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
