@@ -13,14 +13,12 @@ from typing import Any
 
 import click
 
+from glmspec.build.cli_options import FILE, PLACE, WRITTEN, adaptive, build_options, drafting, sampling, sizes
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.errors import GlmspecError
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-_PLACE = click.Path(exists=True, path_type=Path)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUT = click.Path(file_okay=False, path_type=Path)
-_DTYPES = click.Choice(["float32", "bfloat16"])
 
 
 class _Commands(click.Group):
@@ -32,6 +30,9 @@ class _Commands(click.Group):
         except GlmspecError as error:
             click.echo(f"glmspec-build: {error}", err=True)
             sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("glmspec-build: interrupted", err=True)
+            sys.exit(130)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -44,12 +45,12 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("source", type=_PLACE)
+@click.argument("source", type=PLACE)
 @click.option("-o", "--output", type=_OUT, help="Folder to write the converted checkpoint to.")
 @click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
               help="Recipe for a verifier's matrices; auto keeps what the checkpoint has.")  # fmt: skip
-@click.option("--recipe", type=_FILE, help="JSON or YAML list of rules {modules: pattern, format: name} for others.")
-@click.option("--calibration", type=_FILE, help="Largest activation by module, as `calibrate` writes it.")
+@click.option("--recipe", type=FILE, help="JSON or YAML list of rules {modules: pattern, format: name} for others.")
+@click.option("--calibration", type=FILE, help="Largest activation by module, as `calibrate` writes it.")
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks to divide a verifier among.")
 @click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Groups of them with whole experts.")
 @click.option("--format", "layout", type=click.Choice(["trtllm", "hf"]), default="trtllm", show_default=True,
@@ -101,8 +102,8 @@ def convert(
 
 @main.command()
 @click.argument("source", type=_FOLDER)
-@click.option("--input", "prompts", required=True, type=_FILE, help="JSON lines with prompt or prompt_token_ids.")
-@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--input", "prompts", required=True, type=FILE, help="JSON lines with prompt or prompt_token_ids.")
+@click.option("-o", "--output", required=True, type=WRITTEN,
               help="JSON file to write: {module: largest input}.")  # fmt: skip
 def calibrate(source: Path, prompts: Path, output: Path) -> None:
     """Measure the activations of the verifier SOURCE on prompts, for `convert --calibration`. Needs ModelOpt."""
@@ -123,51 +124,9 @@ def verify(directory: Path) -> None:
     click.echo(verify_folder(directory, RichProgress()))
 
 
-def _sizes(command: Any) -> Any:
-    """The options that say for what, how large and in which form: of `engine` and `validate` alike."""
-    options = (
-        click.option("--drafter", "drafters", multiple=True, type=_PLACE,
-                     help="Block drafter; may be given several times."),
-        click.option("--target", type=click.Choice(list(TARGETS)), help="Where the engines will run."),
-        click.option("--tp", "--tensor-parallel-size", "tp", type=click.IntRange(1),
-                     help="GPUs. Default: as converted, else 1."),
-        click.option("--ep", type=click.IntRange(1), help="Groups of them with whole experts. Default: as converted."),
-        click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
-                     help="Recipe for the verifier's matrices; auto keeps what the checkpoint has."),
-        click.option("--num-speculative-tokens", type=click.IntRange(1),
-                     help="Drafts of a block. Default: what each drafter's checkpoint allows; 3 of the MTP module."),
-        click.option("--drafter-window", type=click.Choice(["anchored", "relative"]),
-                     help="What sliding layers of drafters see: the same for all rows of a block, or relative to each. "
-                          "Default: as the checkpoint's format is trained."),
-        click.option("--draft-sampling", type=click.Choice(["greedy", "probabilistic"]), default="greedy",
-                     show_default=True, help="Drafts are the drafter's best, or drawn at the request's temperature."),
-        click.option("--mtp", is_flag=True, help="Also the verifier's multi-token-prediction module, as a drafter."),
-        click.option("--dtype", type=_DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs."),
-        click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True,
-                     help="auto: the compute dtype, all that TensorRT's cache update takes."),
-        click.option("--max-model-len", type=click.IntRange(2),
-                     help="Tokens of one sequence, prompt and output together."),
-        click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences running at once."),
-        click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Rows of one step."),
-        click.option("--max-cached-tokens", type=click.IntRange(1),
-                     help="Tokens that the caches hold. Default: what the limits can use and the GPU has room for."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _options(values: dict[str, Any]) -> Any:
-    """The build options among a command's parameters."""
-    from glmspec.build.deployment import Options
-
-    values["compute"] = values.pop("dtype")
-    return Options(**values)
-
-
 @main.command()
 @click.option("--verifier", type=_FOLDER, help="Verifier: Hugging Face or converted checkpoint.")
-@_sizes
+@sizes
 @click.option("-o", "--output", type=_OUT, help="Engine directory (or bundle) to write.")
 @click.option("--no-validate", is_flag=True, help="Skip the checks that `validate` makes.")
 @click.option("--from-bundle", "bundle", type=_FOLDER, help="Finish a bundle, on a machine with its GPU and TensorRT.")
@@ -199,22 +158,22 @@ def engine(
         for name, value in (("--verifier", verifier), ("--target", target), ("--output", output)):
             if value is None:
                 raise click.UsageError(f"Missing option {name!r}.")
-        options = _options(sizes)
+        options = build_options(sizes)
         build_engines(verifier, drafters, TARGETS[target], options, output, RichProgress(), check=not no_validate)
     click.echo(str(output))
 
 
 @main.command()
-@click.argument("source", type=_PLACE)
-@_sizes
+@click.argument("source", type=PLACE)
+@sizes
 @click.option("--config-only", is_flag=True, help="SOURCE and the drafters are config.json files, or folders with one.")
 @click.option("--group-layers", type=click.IntRange(0), default=8, show_default=True,
               help="Compile so many layers at a time; 0: all in one network, which takes longer.")  # fmt: skip
 @click.option("--cache", type=_OUT, help="Folder that remembers which networks compile.")
 @click.option("--stage", "stages", multiple=True, metavar="NAME",
               help="Run this stage only (see docs/validate.md); may be given several times.")  # fmt: skip
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as JSON.")
-@click.option("--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as JUnit XML.")
+@click.option("--json", "json_file", type=WRITTEN, help="Write the report as JSON.")
+@click.option("--junit", type=WRITTEN, help="Write the report as JUnit XML.")
 def validate(
     source: Path,
     drafters: tuple[Path, ...],
@@ -235,107 +194,29 @@ def validate(
     if target is None:
         raise click.UsageError("Missing option '--target'.")
     wanted, outputs = wanted_of(stages, group_layers, cache), Outputs(json_file, junit)
-    options = _options(sizes)
+    options = build_options(sizes)
     code = validate_command(source, drafters, TARGETS[target], options, wanted, outputs, config_only=config_only)
     sys.exit(code)
 
 
-def _drafting(command: Any) -> Any:
-    """The options that say how drafts are made and verified: of `generate` and `repo` alike."""
-    options = (
-        click.option("--drafter", help="Name of the drafter to use. Default: the first block drafter, else mtp."),
-        click.option("--no-speculation", is_flag=True, help="Without a drafter."),
-        click.option("--verification", type=click.Choice(["standard", "block"]), default="standard", show_default=True,
-                     help="How drafts that were drawn (not the drafter's best) are verified."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _adaptive(command: Any) -> Any:
-    """The options that say how much of each block is verified; the command gets them as one argument, `adaptive`."""
-
-    @functools.wraps(command)
-    def with_settings(**values: Any) -> None:
-        if values["no_speculation"] and values["drafter"]:
-            raise click.UsageError("--no-speculation and --drafter exclude each other")
-        mine = {name: values.pop(name) for name in ("adaptive", "threshold", "cost_table", "temperatures")}
-        command(**values, adaptive=_adaptive_settings(**mine, no_speculation=values["no_speculation"]))
-
-    options = (
-        click.option("--adaptive-verification/--no-adaptive-verification", "--enable-adaptive-verification", "adaptive",
-                     default=False, show_default=True,
-                     help="Choose every step how many drafts are verified, by their chances and what a step costs."),
-        click.option("--adaptive-threshold", "threshold", type=click.FloatRange(0, 1),
-                     help="Never verify a draft that stands with a lower chance. Default: 0."),
-        click.option("--cost-table", type=click.Path(dir_okay=False, path_type=Path),
-                     help="JSON file of step times: read if it is there, else measured at start and written. "
-                          "Default: measured at start."),
-        click.option("--confidence-temperatures", "temperatures", type=_FILE,
-                     help='JSON file {"temperatures": [one a draft]} that calibrates a drafter\'s confidence.'),
-    )  # fmt: skip
-    wrapped = with_settings
-    for option in reversed(options):
-        wrapped = option(wrapped)
-    return wrapped
-
-
-def _adaptive_settings(
-    adaptive: bool, threshold: float | None, cost_table: Path | None, temperatures: Path | None, no_speculation: bool
-) -> Any:
-    """None where all drafts are verified."""
-    named = {"--adaptive-threshold": threshold, "--cost-table": cost_table, "--confidence-temperatures": temperatures}
-    if not adaptive:
-        for option in (name for name, value in named.items() if value is not None):
-            raise click.UsageError(f"{option}: of use with --adaptive-verification only")
-        return None
-    if no_speculation:
-        raise click.UsageError("--no-speculation and --adaptive-verification exclude each other")
-    from glmspec.runtime.adaptive import Adaptive
-    from glmspec.runtime.estimates import read_temperatures
-
-    read = read_temperatures(temperatures) if temperatures else None
-    return Adaptive(threshold=threshold or 0.0, costs=cost_table, temperatures=read)
-
-
-def _sampling(command: Any) -> Any:
-    """How tokens are drawn, for every prompt that does not say."""
-    real, count = click.FLOAT, click.IntRange(0)
-    options = (
-        click.option("--temperature", type=real, help="0, the default, is greedy."),
-        click.option("--top-k", type=click.INT, help="Draw among so many best tokens."),
-        click.option("--top-p", type=real, help="Draw among the best tokens that together have this chance."),
-        click.option("--min-p", type=real, help="Draw among tokens with at least this share of the best one's chance."),
-        click.option("--seed", type=count, help="The same seed, the same answer."),
-        click.option("--repetition-penalty", type=real, help="Above 1: tokens of prompt and answer come less often."),
-        click.option("--frequency-penalty", type=real, help="Taken from a token's logit each time the answer has it."),
-        click.option("--presence-penalty", type=real, help="Taken once from the logit of each token of the answer."),
-        click.option("--min-tokens", type=count, help="No end token before so many tokens."),
-        click.option("--logprobs", type=count, help="Log-probabilities of each token and of so many best ones."),
-        click.option("--stop", multiple=True, help="Text that ends an answer; may be given several times."),
-        click.option("--ignore-eos", is_flag=True, default=None, help="Go on past end tokens."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 @main.command()
 @click.argument("engines", type=_FOLDER)
-@click.option("--input", "source", type=_FILE, help="JSON lines, each with prompt (text) or prompt_token_ids.")
+@click.option("--input", "source", type=FILE, help="JSON lines, each with prompt (text), prompt_token_ids or messages.")
 @click.option("--prompt", "prompts", multiple=True, help="A text, instead; may be given several times.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="JSON lines to write.")
-@click.option("--stats", "statistics", type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--chat", is_flag=True, help="Texts are what a user says, for the chat template.")
+@click.option("--output", type=WRITTEN,
+              help="JSON lines to write. Default: shown on a terminal, else to standard output.")  # fmt: skip
+@click.option("--stats", "statistics", type=WRITTEN,
               help="JSON file to write: acceptance over all answers.")  # fmt: skip
 @click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")
-@_sampling
-@_drafting
-@_adaptive
+@sampling
+@drafting
+@adaptive
 def generate(
     engines: Path,
     source: Path | None,
     prompts: tuple[str, ...],
+    chat: bool,
     output: Path | None,
     statistics: Path | None,
     drafter: str | None,
@@ -349,14 +230,17 @@ def generate(
     On a terminal accepted and rejected drafts are shown in colour; elsewhere answers are JSON lines."""
     if source and prompts:
         raise click.UsageError("--input and --prompt exclude each other")
-    if not source and not prompts and not sys.stdin.isatty():
+    if not source and not prompts and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("give --input or --prompt; only on a terminal prompts can be typed")
+    if source and chat:
+        raise click.UsageError("--input and --chat exclude each other: a line has messages instead of a prompt")
     from glmspec.build.progress import RichProgress
     from glmspec.runtime.engine import Engine
     from glmspec.runtime.generate import Wanted
     from glmspec.runtime.generate import generate as answer
 
-    wanted = Wanted(source=source, prompts=prompts, output=output, statistics=statistics, settings=settings)
+    files = {"source": source, "output": output, "statistics": statistics}
+    wanted = Wanted(**files, prompts=prompts, chat=chat, settings=settings)
     load = functools.partial(Engine, engines, drafter, not no_speculation, verification=verification, adaptive=adaptive)
     answer(load, wanted, RichProgress())
 
@@ -364,8 +248,8 @@ def generate(
 @main.command()
 @click.argument("engines", type=_FOLDER)
 @click.option("-o", "--output", required=True, type=_OUT, help="Triton model repository to write.")
-@_drafting
-@_adaptive
+@drafting
+@adaptive
 def repo(
     engines: Path, output: Path, drafter: str | None, no_speculation: bool, verification: str, adaptive: Any
 ) -> None:

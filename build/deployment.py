@@ -34,6 +34,7 @@ from glmspec.convert.recipe import RECIPES
 
 VERIFIER, MTP = "verifier", "mtp"
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"  # how drafts are chosen
+MTP_DRAFTS_MOST = 16
 MTP_DRAFTS = 3  # of an MTP module in a step; later ones seldom stand
 Config = VerifierConfig | DrafterConfig
 
@@ -263,6 +264,11 @@ def _check_options(drafters: Sequence[Path], options: Options) -> None:
 
 def _mtp(verifier: Member, options: Options) -> Member:
     """The verifier's MTP module as a model of its own, whose weights lie in the verifier's checkpoint."""
+    if (options.num_speculative_tokens or 0) > MTP_DRAFTS_MOST:
+        raise ConfigError(
+            f"--num-speculative-tokens: found {options.num_speculative_tokens}, expected 1 to {MTP_DRAFTS_MOST} with "
+            "--mtp: a draft is a run of the module, and late ones seldom stand."
+        )
     if not verifier.origin.mtp:
         raise ConfigError(
             f"{verifier.folder}: --mtp: found no multi-token-prediction module in this checkpoint, expected one "

@@ -68,10 +68,16 @@ def _show_engines(console: Console, folder: Path, directory: EngineDirectory) ->
         limits.add_row(key, "all" if value is None else f"{value:,}")
     for table in (models, hashes, limits):
         console.print(table)
-    drafts = [f"{name} ({configs[name]['build_config']['num_drafts']} drafts a step)" for name in directory.choices]
+    drafts = [f"{name} ({_drafting(configs[name]['build_config'])})" for name in directory.choices]
     console.print(f"drafters: {', '.join(drafts) or 'none'}", markup=False)
     for name, config in configs.items():
         _show_contract(console, name, config["contract"])
+
+
+def _drafting(build: dict[str, Any]) -> str:
+    """How a drafter drafts, in a few words."""
+    words = f"{build['num_drafts']} drafts a step{', drawn' if build['sampled'] else ''}"
+    return words + (f", {build['drafter_window']} window" if build["drafter_window"] else "")
 
 
 def _show_repository(console: Console, folder: Path, record: dict[str, Any]) -> None:

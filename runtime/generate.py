@@ -7,6 +7,8 @@ be watched.
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,9 +25,11 @@ from glmspec.runtime.engine import Engine
 from glmspec.runtime.prompts import read_requests
 from glmspec.runtime.request import Answer, Request
 from glmspec.runtime.sequence import Sequence as Running
-from glmspec.runtime.settings import request_of
+from glmspec.runtime.settings import chat_ids, request_of
 from glmspec.runtime.show import Shown, legend
 from glmspec.runtime.stats import SpecStats
+
+MOST_TOKENS = 2**31  # of any vocabulary
 
 
 @dataclass
@@ -69,10 +73,12 @@ def _note(sequence: Running, engine: Engine) -> str | None:
 class Wanted:
     """What to answer and where to. source: a file of JSON lines; prompts: texts instead; neither: lines typed on the
     terminal. output: a file of JSON lines; None shows answers on a terminal and writes JSON lines elsewhere.
-    statistics: a JSON file for the counters of all answers. settings: of every prompt that has none of its own."""
+    statistics: a JSON file for the counters of all answers. settings: of every prompt that has none of its own. chat:
+    texts are what a user says, for the chat template."""
 
     source: Path | None
     prompts: tuple[str, ...]
+    chat: bool = False
     output: Path | None
     statistics: Path | None
     settings: Mapping[str, Any]
@@ -83,25 +89,27 @@ def generate(load: Callable[[], Engine], wanted: Wanted, progress: Progress) -> 
     for path in (wanted.output, wanted.statistics):
         if path is not None and not path.parent.is_dir():
             raise RequestError(f"{path}: {path.parent} is not a folder")
+        if path is not None and path.exists() and not path.is_file():
+            raise RequestError(f"{path}: found something else, expected a file or a name for one")
+    request_of([0], wanted.settings, None).sampling.check(MOST_TOKENS)  # before anything is loaded
     with progress.stage("Loading engines"):
         engine = load()
     console = Console(highlight=False)
     typed = wanted.source is None and not wanted.prompts
-    start = time.perf_counter()
     if typed or (wanted.output is None and wanted.source is None and console.is_terminal):
         requests = _typed(engine, wanted, console) if typed else _requests(engine, wanted)
-        jobs = _watched(engine, requests, console)
+        jobs, seconds = _watched(engine, requests, console)
     else:
         requests = _requests(engine, wanted)
         start = time.perf_counter()
         with progress.steps("Generating", len(requests)) as advance:
             jobs = answer_all(engine, requests, advance)
-    seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start
     lines = "".join(json.dumps(job.to_json(engine)) + "\n" for job in jobs)
     if wanted.output is not None:
-        write_bytes(wanted.output, lines.encode())
+        write_bytes(wanted.output.resolve(), lines.encode())  # through a link, not in its place
     elif not console.is_terminal:
-        print(lines, end="")
+        _print(lines)
     if wanted.statistics is not None:
         write_json(wanted.statistics, statistics(engine))
     _summary(jobs, seconds, engine)
@@ -116,17 +124,21 @@ def _requests(engine: Engine, wanted: Wanted) -> list[Request]:
     for text in wanted.prompts:
         if engine.tokenizer is None:
             raise RequestError("--prompt: this engine has no tokenizer; give --input with prompt_token_ids")
-        made.append(request_of(engine.tokenizer.encode(text), wanted.settings, engine.tokenizer))
+        said = [{"role": "user", "content": text}]
+        ids = chat_ids(said, engine.tokenizer) if wanted.chat else engine.tokenizer.encode(text)
+        made.append(request_of(ids, wanted.settings, engine.tokenizer))
         made[-1].check(has_text=True, **sizes)
     return made
 
 
 def _typed(engine: Engine, wanted: Wanted, console: Console) -> Iterator[Request]:
-    """One prompt a line until the terminal's end of input; a line at fault is told, and the next asked for."""
+    """One prompt a line until Ctrl-D or Ctrl-C; a line at fault is told, and the next asked for."""
+    console.print("one prompt a line, Ctrl-D ends", style="dim")
     while True:
         try:
             text = console.input("[bold]> [/bold]")
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
+            console.print()
             return
         if text:
             try:
@@ -135,21 +147,36 @@ def _typed(engine: Engine, wanted: Wanted, console: Console) -> Iterator[Request
                 console.print(str(error), style="red", markup=False)
 
 
-def _watched(engine: Engine, requests: Iterable[Request], console: Console) -> list[Job]:
-    """Answer one by one, shown as they grow."""
-    jobs = []
+def _watched(engine: Engine, requests: Iterable[Request], console: Console) -> tuple[list[Job], float]:
+    """Answer one by one, shown as they grow; the seconds that took, without the typing."""
+    jobs, seconds = [], 0.0
     if engine.drafter:
         legend(console)
     for request in requests:
-        shown, job = Shown(console, engine.tokenizer), Job(engine.add(request))
+        shown, job, start = Shown(console, engine.tokenizer), Job(engine.add(request)), time.perf_counter()
         while engine.busy:
             for _, delta in engine.step():
                 job.answer.add(delta)
                 shown.add(delta)
+        seconds += time.perf_counter() - start
+        sampling = request.sampling
+        if sampling.temperature and sampling.seed is None:
+            console.print(f"(seed {job.sequence.noise.seed})", style="dim")
         if note := _note(job.sequence, engine):
             console.print(f"({note})", style="dim")
         jobs.append(job)
-    return jobs
+    return jobs, seconds
+
+
+def _print(text: str) -> None:
+    """To standard output, which may be full, or closed by who has read enough."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at exit
+    except OSError as error:
+        raise RequestError(f"standard output: {error.strerror}; give --output") from None
 
 
 def answer_all(

@@ -1,5 +1,5 @@
-"""Prompt files: JSON lines, each with `prompt` (text) or `prompt_token_ids`, and with settings of its own if it has any
-(see `settings.py`)."""
+"""Prompt files: JSON lines, each with `prompt` (text), `prompt_token_ids` or `messages` (a conversation, for the chat
+template), and with settings of its own if it has any (see `settings.py`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from glmspec.build.errors import RequestError
 from glmspec.runtime.request import Request
-from glmspec.runtime.settings import SETTINGS, request_of
+from glmspec.runtime.settings import SETTINGS, chat_ids, request_of
 from glmspec.runtime.text import Tokenizer
 
-# What other tools take from a prompt line: refused, because ignoring it would give another answer.
-_OTHERS = {"n", "best_of", "max_completion_tokens", "stop_words", "messages", "response_format", "tools"}
+_PROMPTS = ("prompt", "prompt_token_ids", "messages")  # the first that is there is meant; messages may tell the same
+_LABELS = {"id", "name", "kind", "form", "category", "source", "metadata"}  # what a line may say of itself
 
 
 def read_requests(
@@ -42,9 +42,10 @@ def _request(line: str, tokenizer: Tokenizer | None, settings: Mapping[str, Any]
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"not JSON ({error})") from None
-    if not isinstance(value, dict) or ("prompt" in value) == ("prompt_token_ids" in value):
-        raise RequestError("expected an object with either prompt or prompt_token_ids")
-    odd = sorted(_OTHERS & value.keys())
+    given = value.keys() & set(_PROMPTS) if isinstance(value, dict) else set()
+    if not given or {"prompt", "prompt_token_ids"} <= given:
+        raise RequestError("expected an object with either prompt or prompt_token_ids, or with messages")
+    odd = sorted(value.keys() - SETTINGS.keys() - set(_PROMPTS) - _LABELS)
     if odd:
         raise RequestError(f"{', '.join(odd)}: not a setting of a line, expected some of {', '.join(SETTINGS)}")
     own = {name: value[name] for name in SETTINGS if value.get(name) is not None}
@@ -58,6 +59,8 @@ def _prompt_ids(value: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]
         if tokenizer is None:
             raise RequestError("prompt: this engine has no tokenizer; give prompt_token_ids")
         return tokenizer.encode(value["prompt"])
+    if "prompt_token_ids" not in value:
+        return chat_ids(value["messages"], tokenizer)
     ids = value["prompt_token_ids"]
     if not isinstance(ids, list) or any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
         raise RequestError("prompt_token_ids: expected a list of integers")

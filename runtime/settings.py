@@ -73,6 +73,18 @@ def request_of(prompt_ids: list[int], said: Mapping[str, Any], tokenizer: Tokeni
     return Request(prompt_ids=tuple(prompt_ids), sampling=_sampling(said, tokenizer), **own)
 
 
+def chat_ids(messages: Any, tokenizer: Tokenizer | None) -> list[int]:
+    """The prompt of a conversation, by the chat template. Raises `RequestError` for what is none."""
+    fits = isinstance(messages, list) and all(
+        isinstance(one, dict) and {"role", "content"} <= set(one) for one in messages
+    )
+    if not messages or not fits:
+        raise RequestError('messages: expected a JSON list of objects with "role" and "content"')
+    if tokenizer is None:
+        raise RequestError("messages: this engine has no tokenizer; send token ids")
+    return tokenizer.encode(tokenizer.chat(messages), templated=True)
+
+
 def _sampling(said: dict[str, Any], tokenizer: Tokenizer | None) -> Sampling:
     values = {name: said[name] for name in SAMPLING if name in said}
     if values.get("top_k") == -1:  # how vLLM says none

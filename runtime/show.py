@@ -1,5 +1,5 @@
-"""Answers on a terminal: accepted drafts green, drafts that did not stand struck out in red, the verifier's own tokens
-plain."""
+"""Answers on a terminal: accepted drafts green, the draft that did not stand struck out in red before the token that
+stands in its place, the verifier's own tokens plain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Shown:
             line.append(delta.text)
         else:
             line.append("".join(pieces[: delta.accepted]), ACCEPTED)
-            line.append(self._decoded(delta.rejected), REJECTED)
+            if self._console.color_system and not self._console.no_color:  # else it would look like the answer
+                line.append(self._decoded(delta.rejected[:1]), REJECTED)  # later ones never had a chance
             line.append("".join(pieces[delta.accepted :]))
         self._console.print(line, end="" if delta.finish_reason is None else "\n", soft_wrap=True)
 
@@ -41,7 +42,9 @@ class Shown:
 
 
 def legend(console: Console) -> None:
-    """One line that says what the colours mean."""
+    """One line that says what the colours mean, where there are any."""
+    if not console.color_system or console.no_color:
+        return
     console.print(
-        Text.assemble(("accepted drafts", ACCEPTED), ", ", ("rejected ones", REJECTED), ", the verifier's own")
+        Text.assemble(("accepted drafts", ACCEPTED), ", ", ("a rejected one", REJECTED), ", the verifier's own")
     )

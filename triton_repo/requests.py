@@ -11,7 +11,7 @@ import numpy as np
 
 from glmspec.build.errors import RequestError
 from glmspec.runtime.request import Request
-from glmspec.runtime.settings import SETTINGS, request_of
+from glmspec.runtime.settings import SETTINGS, chat_ids, request_of
 from glmspec.runtime.text import Tokenizer
 from glmspec.triton_repo.interface import INPUTS, NEUTRAL
 
@@ -87,17 +87,11 @@ def _prompt(said: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:
         raise RequestError(f"{INPUTS[given[0]].names[0]}: this engine has no tokenizer; send input_ids")
     if given == ["text"]:
         return tokenizer.encode(said["text"])
-    return tokenizer.encode(tokenizer.chat(_messages(said["messages"])), templated=True)
+    return chat_ids(_parsed(said["messages"]), tokenizer)
 
 
-def _messages(text: str) -> list[dict[str, str]]:
+def _parsed(text: str) -> Any:
     try:
-        messages = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"messages: not JSON ({error})") from None
-    fits = isinstance(messages, list) and all(
-        isinstance(one, dict) and {"role", "content"} <= set(one) for one in messages
-    )
-    if not messages or not fits:
-        raise RequestError('messages: expected a JSON list of objects with "role" and "content"')
-    return messages
