@@ -17,7 +17,7 @@ from glmspec.build.configs.target import Target
 from glmspec.build.configs.tensorrt import KV_CACHE_DTYPES
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import ConfigError
-from glmspec.build.models.acceptance import NETWORKS, Acceptance, DraftLaw, acceptance_of, rejecting
+from glmspec.build.models.acceptance import NETWORKS, DraftLaw, LogitsNetwork, acceptance_of, rejecting
 from glmspec.build.models.dflash import SHARED_WEIGHTS, DFlash
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
@@ -134,7 +134,7 @@ class Member:
         }
 
     @property
-    def model(self) -> Verifier | Mtp | DFlash | Acceptance:
+    def model(self) -> Verifier | Mtp | DFlash | LogitsNetwork:
         """Its network, before a form is chosen."""
         if self.accepts:
             return acceptance_of(self.config, self.name, self.q)
@@ -176,7 +176,11 @@ class Member:
 
     def ranges(self, limits: EngineLimits) -> dict[str, Ranges]:
         """The run-time ranges of its inputs, by profile."""
-        return limits.profiles(self.index_topk(limits), self.sliding_window)
+        made = limits.profiles(self.index_topk(limits), self.sliding_window)
+        for ranges in made.values():  # a row has no more logits to adjust than there are tokens
+            least, typical, most = ranges["E"]
+            ranges["E"] = (least, typical, min(most, ranges["R"][2] * self.config.vocab_size))
+        return made
 
 
 @dataclass(frozen=True)

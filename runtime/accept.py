@@ -52,7 +52,7 @@ class Acceptance:
         if not ballots:
             return []
         inputs = pack_ballots([ballot.drafts for ballot in ballots], self._limits)
-        if any(ballot.law_rows for ballot in ballots):
+        if any(ballot.law_rows and ballot.sequence.request.sampling.temperature for ballot in ballots):
             name = self._rejecting
             inputs |= self._law(logits, ballots) | dict(law) | self._rejection(ballots)
         elif all(ballot.sequence.request.sampling.plain for ballot in ballots):

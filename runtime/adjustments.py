@@ -1,11 +1,11 @@
 """A request's biases, penalties and forbidden tokens, as entries of the `adjust` op: row by row of a block.
 
-Legend: V vocabulary, E entries.
+Only tokens that may ever be adjusted are kept: those of prompt and answer, and those named. E of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,47 +26,66 @@ class Entries:
 class Adjustments:
     """Knows the answer so far. end_ids: tokens that end it, forbidden for the first `min_tokens`."""
 
-    def __init__(
-        self, sampling: Sampling, prompt_ids: Sequence[int], end_ids: Collection[int], vocab_size: int
-    ) -> None:
+    def __init__(self, sampling: Sampling, prompt_ids: Sequence[int], end_ids: Collection[int]) -> None:
         self._sampling = sampling
-        self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
         self._answer: list[int] = []
-        self._count_V = np.zeros(vocab_size, dtype=np.float32)  # in the answer
-        self._seen_V = np.zeros(vocab_size, dtype=bool)  # in prompt or answer
-        self._seen_V[list(prompt_ids)] = True
-        self._bias_V = np.zeros(vocab_size, dtype=np.float32)
-        for token, bias in sampling.logit_bias:
-            self._bias_V[token] = bias
+        self._place: dict[int, int] = {}  # of a token in the arrays below
+        self._tokens_E = np.zeros(0, dtype=np.int64)
+        self._count_E = np.zeros(0, dtype=np.float32)  # in the answer
+        self._seen_E = np.zeros(0, dtype=bool)  # in prompt or answer
+        self._bias_E = np.zeros(0, dtype=np.float32)
+        biased = dict(sampling.logit_bias)
+        named = self._places(biased)
+        self._bias_E[named] = list(biased.values())
+        if sampling.repetition_penalty != 1:  # nothing else asks for the prompt
+            seen = self._places(prompt_ids)
+            self._seen_E[seen] = True
+        self._ends = self._places(end_ids) if sampling.min_tokens else []
+        self._words = [(list(word[:-1]), self._places(word[-1:])) for word in sampling.bad_words]
 
     def tell(self, tokens: Sequence[int]) -> None:
         """These are part of the answer now."""
+        places = self._places(tokens)
         self._answer.extend(tokens)
-        np.add.at(self._count_V, list(tokens), 1)
-        self._seen_V[list(tokens)] = True
+        np.add.at(self._count_E, places, 1)
+        self._seen_E[places] = True
 
     def rows(self, drafts: Sequence[int]) -> list[Entries]:
         """Of the row after the answer, and of the row after each draft: each sees the drafts before it."""
-        made = [self._row(self._answer, self._count_V, self._seen_V)]
-        count_V, seen_V, answer = self._count_V.copy(), self._seen_V.copy(), list(self._answer)
-        for draft in drafts:
-            count_V[draft] += 1
-            seen_V[draft] = True
+        places = self._places(drafts)
+        count_E, seen_E, answer = self._count_E.copy(), self._seen_E.copy(), list(self._answer)
+        made = [self._row(answer, count_E, seen_E)]
+        for draft, place in zip(drafts, places, strict=True):
+            count_E[place] += 1
+            seen_E[place] = True
             answer.append(draft)
-            made.append(self._row(answer, count_V, seen_V))
+            made.append(self._row(answer, count_E, seen_E))
         return made
 
-    def _row(self, answer: list[int], count_V: np.ndarray, seen_V: np.ndarray) -> Entries:
+    def _places(self, tokens: Iterable[int]) -> list[int]:
+        """Where tokens are in the arrays; new ones are appended, unadjusted."""
+        tokens = list(tokens)
+        fresh = [token for token in dict.fromkeys(tokens) if token not in self._place]
+        for token in fresh:
+            self._place[token] = len(self._place)
+        if fresh:
+            more = len(fresh)
+            self._tokens_E = np.concatenate([self._tokens_E, np.array(fresh, dtype=np.int64)])
+            for name in ("_count_E", "_seen_E", "_bias_E"):
+                old = getattr(self, name)
+                setattr(self, name, np.concatenate([old, np.zeros(more, dtype=old.dtype)]))
+        return [self._place[token] for token in tokens]
+
+    def _row(self, answer: list[int], count_E: np.ndarray, seen_E: np.ndarray) -> Entries:
         sampling = self._sampling
-        before_V = self._bias_V.copy()
+        before_E = self._bias_E.copy()
         if len(answer) < sampling.min_tokens:
-            before_V[self._end_ids] = -np.inf
-        for word in sampling.bad_words:
-            lead = list(word[:-1])
+            before_E[self._ends] = -np.inf
+        for lead, last in self._words:
             if not lead or answer[-len(lead) :] == lead:
-                before_V[word[-1]] = -np.inf
-        factor_V = np.where(seen_V, np.float32(sampling.repetition_penalty), np.float32(1))
-        after_V = -np.float32(sampling.frequency_penalty) * count_V
-        after_V -= np.float32(sampling.presence_penalty) * (count_V > 0)
-        tokens = np.flatnonzero((before_V != 0) | (factor_V != 1) | (after_V != 0))
-        return Entries(tokens, before_V[tokens], factor_V[tokens], after_V[tokens])
+                before_E[last] = -np.inf
+        factor_E = np.where(seen_E, np.float32(sampling.repetition_penalty), np.float32(1))
+        after_E = -np.float32(sampling.frequency_penalty) * count_E
+        after_E -= np.float32(sampling.presence_penalty) * (count_E > 0)
+        some = (before_E != 0) | (factor_E != 1) | (after_E != 0)
+        return Entries(self._tokens_E[some], before_E[some], factor_E[some], after_E[some])

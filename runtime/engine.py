@@ -20,7 +20,7 @@ from glmspec.build.models.registry import model_of
 from glmspec.build.network.form import Form
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.files import sha256
-from glmspec.runtime.accept import STANDARD, Acceptance
+from glmspec.runtime.accept import BLOCK, STANDARD, Acceptance
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, prepare
 from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.cost_table import MadeFor
@@ -58,6 +58,8 @@ class Engine:
         verification: str = STANDARD,
         adaptive: Adaptive | None = None,
     ) -> None:
+        if verification not in (STANDARD, BLOCK):
+            raise EngineError(f"verification: found {verification!r}, expected {STANDARD} or {BLOCK}.")
         self.directory = _runnable(EngineDirectory.open(folder))
         self.limits, self.end_ids = self.directory.limits, self.directory.end_ids
         self.drafter_name = self.directory.choose_drafter(drafter) if speculate else None
@@ -123,7 +125,7 @@ class Engine:
         ending = Ending(request, self.end_ids, self.tokenizer.stream() if self.tokenizer else None, most)
         adjustments = None
         if request.sampling.adjusts:
-            adjustments = Adjustments(request.sampling, request.prompt_ids, ending.tokens, vocab_size)
+            adjustments = Adjustments(request.sampling, request.prompt_ids, ending.tokens)
         stats = SpecStats(self.stats.num_spec_tokens)
         reach = self.drafter.reach if self.drafter else 0
         sequence = Sequence(request, ending, len(request.prompt_ids) + most, stats, adjustments, reach)

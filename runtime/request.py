@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from glmspec.build.configs.limits import ADJUSTED_MOST
 from glmspec.build.errors import RequestError
 from glmspec.runtime.sampling import GREEDY, Sampling
 
@@ -53,6 +54,10 @@ class Request:
             raise RequestError(
                 f"min_tokens: found {self.sampling.min_tokens}, expected at most max_tokens ({self.max_tokens})"
             )
+        ends = len(set(self.stop_token_ids))
+        if ends > ADJUSTED_MOST or ends >= vocab_size:
+            most = min(ADJUSTED_MOST, vocab_size - 1)
+            raise RequestError(f"stop_token_ids: found {ends} tokens, expected at most {most}")
         self.sampling.check(vocab_size)
 
 

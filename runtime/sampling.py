@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from glmspec.build.configs.limits import ADJUSTED_MOST
@@ -11,6 +10,7 @@ from glmspec.build.models.acceptance import LOGPROBS_MOST
 from glmspec.plugins.sampling_law import TOP_K_MOST
 
 PENALTY_MOST = 2.0  # of frequency and presence, either way, as OpenAI's API has it
+BIAS_MOST, REPETITION_MOST, HEAT_LEAST, HEAT_MOST = 10_000.0, 100.0, 1e-4, 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,27 +53,27 @@ class Sampling:
     def check(self, vocab_size: int) -> None:
         """Raise `RequestError` for what cannot be served, naming the field, what was found and the limits."""
         for name, least, most in (
-            ("temperature", 0.0, math.inf),
+            ("temperature", 0.0, HEAT_MOST),
+            ("repetition_penalty", 1 / REPETITION_MOST, REPETITION_MOST),
             ("top_p", 0.0, 1.0),
             ("min_p", 0.0, 1.0),
             ("frequency_penalty", -PENALTY_MOST, PENALTY_MOST),
             ("presence_penalty", -PENALTY_MOST, PENALTY_MOST),
         ):
             value = getattr(self, name)
-            if not (math.isfinite(value) and least <= value <= most):
-                limits = f"from {least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
-                raise RequestError(f"{name}: found {value:g}, expected {limits}")
-        if 0 < self.temperature < 1e-4:
-            raise RequestError(f"temperature: found {self.temperature:g}, expected 0 (greedy) or at least 0.0001")
+            if not least <= value <= most:  # as NaN is not either
+                raise RequestError(f"{name}: found {value:g}, expected {least:g} to {most:g}")
+        if 0 < self.temperature < HEAT_LEAST * (1 - 1e-6):  # which travels as float32
+            raise RequestError(
+                f"temperature: found {self.temperature:g}, expected 0 (greedy) or at least {HEAT_LEAST:g}"
+            )
         if self.top_p == 0:
             raise RequestError("top_p: found 0, expected more; for greedy decoding set temperature 0")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise RequestError(f"repetition_penalty: found {self.repetition_penalty:g}, expected more than 0")
         self._check_counts(vocab_size)
         self._check_tokens(vocab_size)
 
     def _check_counts(self, vocab_size: int) -> None:
-        if self.top_k < 0 or TOP_K_MOST < self.top_k < vocab_size:
+        if self.top_k < 0 or TOP_K_MOST < self.top_k < vocab_size or self.top_k >= 2**31:
             raise RequestError(f"top_k: found {self.top_k}, expected at most {TOP_K_MOST}, or 0 for no limit")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise RequestError(f"seed: found {self.seed}, expected a number from 0 to 2^64 - 1")
@@ -91,8 +91,9 @@ class Sampling:
             )
         if len(set(ids)) < len(ids):
             raise RequestError("logit_bias: the same token twice")
-        if any(not math.isfinite(bias) for _, bias in self.logit_bias):
-            raise RequestError("logit_bias: found a bias that is no finite number")
+        large = next((bias for _, bias in self.logit_bias if not abs(bias) <= BIAS_MOST), None)
+        if large is not None:
+            raise RequestError(f"logit_bias: found a bias of {large:g}, expected {-BIAS_MOST:g} to {BIAS_MOST:g}")
         if any(not word for word in self.bad_words):
             raise RequestError("bad_words: found an empty word")
         for name, tokens in (("logit_bias", ids), ("bad_words", [token for word in self.bad_words for token in word])):

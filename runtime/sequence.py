@@ -75,9 +75,9 @@ class Sequence:
         return self.request.speculate and self.stats.num_spec_tokens > 0 and not self.may_draft
 
     def drafts_wanted(self, most: int) -> int:
-        """Drafts worth verifying next: none during the prompt (also of one token), none past what the answer may still
+        """Drafts worth verifying next: none before the first token of the answer, none past what the answer may still
         hold. most: drafts in a block."""
-        if self.pending != 1 or self.cached == 0 or not self.may_draft:
+        if self.pending != 1 or len(self.tokens) == len(self.request.prompt_ids) or not self.may_draft:
             return 0
         return max(0, min(most, self.most_tokens - len(self.tokens) - 1))
 

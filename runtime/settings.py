@@ -69,6 +69,8 @@ def request_of(prompt_ids: list[int], said: Mapping[str, Any], tokenizer: Tokeni
     for name, value in said.items():
         if not SETTINGS[name].fits(value):
             raise RequestError(f"{name}: found {value!r}, expected {SETTINGS[name].expected}")
+        if SETTINGS[name] is _NUMBER:
+            said[name] = _float(name, value)
     own = {name: _frozen(said[name]) for name in REQUEST if name in said}
     return Request(prompt_ids=tuple(prompt_ids), sampling=_sampling(said, tokenizer), **own)
 
@@ -106,16 +108,29 @@ def _biases(value: dict[str, Any] | str) -> tuple[tuple[int, float], ...]:
         value = json.loads(value) if isinstance(value, str) else value
         if not isinstance(value, dict) or not all(map(_number, value.values())):
             raise ValueError("its biases are no numbers")
-        return tuple(sorted((int(token), float(bias)) for token, bias in value.items()))
+        odd = next((token for token in value if not token.strip().isdecimal()), None)
+        if odd is not None:
+            raise ValueError(f"{odd!r} is no token id")
+        return tuple(sorted((int(token), _float("logit_bias", bias)) for token, bias in value.items()))
     except (ValueError, RecursionError) as error:
         raise RequestError(f"logit_bias: expected an object of token ids and biases ({error})") from None
+
+
+def _float(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise RequestError(f"{name}: found a number of {len(str(value))} digits, expected a sensible one") from None
 
 
 def _words(text: str, tokenizer: Tokenizer | None) -> list[tuple[int, ...]]:
     """A forbidden word as tokens: as it begins a text and, where that is another token, as it follows a space."""
     if tokenizer is None:
         raise RequestError("bad_words: this engine has no tokenizer, so it cannot tell their tokens")
-    alone, after = (tuple(tokenizer.encode(lead + text, templated=True)) for lead in ("", " "))
+    try:
+        alone, after = (tuple(tokenizer.encode(lead + text, templated=True)) for lead in ("", " "))
+    except RequestError as error:
+        raise RequestError(f"bad_words: {error}") from None
     return [alone, after] if len(after) == len(alone) and after != alone else [alone]
 
 

@@ -78,8 +78,7 @@ class SpeculativeLoop:
             counts = self.adaptive.choose(most, drafts, [turn.sequence.ending_tokens for turn in turns])
         made = {}
         for at, (turn, count) in enumerate(zip(turns, counts, strict=True)):
-            drawn = drafts.law and turn.sequence.request.sampling.temperature > 0
-            law_rows = drafts.law_rows(at, count) if drawn else ()
+            law_rows = drafts.law_rows(at, count) if drafts.law else ()
             made[turn] = Ballot(turn.sequence, drafts.ids[at][:count], law_rows)
         return made
 

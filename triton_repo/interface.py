@@ -60,7 +60,8 @@ OUTPUTS: dict[str, Field] = {
     "num_input_tokens": Field(("num_input_tokens",), "TYPE_INT32"),
     "num_output_tokens": Field(("num_output_tokens",), "TYPE_INT32"),  # so far
     "cumulative_logprob": Field(("cumulative_logprob",), "TYPE_FP32"),  # so far; 0 unless asked for
-    # JSON, "" unless asked for: for every token of this response {"token", "logprob", "top": [[token, logprob], ...]}
+    # JSON, "" unless log-probabilities are asked for: of every token of this response
+    # {"token", "logprob", "top": [[token, logprob], ...]}
     "output_logprobs": Field(("output_logprobs",), "TYPE_STRING"),
     "acceptance_rate": Field(("acceptance_rate",), "TYPE_FP32"),
     "total_accepted_draft_tokens": Field(("total_accepted_draft_tokens",), "TYPE_INT32"),

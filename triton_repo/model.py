@@ -54,6 +54,9 @@ class TritonPythonModel:
             except RequestError as error:
                 _send_error(sender, error)
                 continue
+            except Exception as error:  # of this request alone: the others of the batch still want their answers
+                _send_error(sender, GlmspecError(f"the request could not be read: {error}"))
+                continue
             self._worker.submit(call.request, _listener(call, request, sender))
 
     def finalize(self) -> None:

@@ -8,7 +8,7 @@ from glmspec.build.configs.tensorrt import MOST_ELEMENTS, TOPK_MOST
 from glmspec.build.errors import ConfigError
 
 SCORES_AT_ONCE = 2**29  # numbers: 2 GB of index scores, in float32
-ADJUSTED_MOST = 1024  # tokens that a request may bias or forbid by name
+ADJUSTED_MOST = 1024  # tokens that a request may bias or forbid by name, and as many that may end it
 GENERATION, CONTEXT = "generation", "context"
 Ranges = dict[str, tuple[int, int, int]]  # contract symbol -> least, typical and greatest value
 
@@ -104,7 +104,7 @@ class EngineLimits:
         """Of symbols that only some members have: rings, acceptance. A row's penalties name every token of its sequence
         at most."""
         verified = self.max_num_seqs * self.block_rows
-        entries = min(verified * (self.table_positions + ADJUSTED_MOST), MOST_ELEMENTS // 2)
+        entries = min(verified * (self.table_positions + 2 * ADJUSTED_MOST), MOST_ELEMENTS // 2)
         judged = {"E": (1, 1, entries), "Z": (1, self.block_rows, verified)}
         return judged | self._ring_ranges(window, rows)
 

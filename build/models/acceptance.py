@@ -38,7 +38,7 @@ class DraftLaw:
     candidates: bool
 
 
-class Acceptance(Module):
+class LogitsNetwork(Module):
     """A network on logits: owns the engine's inputs and outputs."""
 
     name: str
@@ -64,7 +64,7 @@ class Acceptance(Module):
         return net.finish()
 
 
-class Greedy(Acceptance):
+class Greedy(LogitsNetwork):
     """Drafts against the verifier's greedy tokens."""
 
     name = "accept"
@@ -78,7 +78,7 @@ class Greedy(Acceptance):
         _verdict(*accept.native(x["greedy_ids"], x["draft_ids"], x["block_rows"], x["draft_counts"]))
 
 
-class Sampled(Acceptance):
+class Sampled(LogitsNetwork):
     """Drafts against tokens drawn from the law of their rows."""
 
     name = "sample"
@@ -93,7 +93,7 @@ class Sampled(Acceptance):
         _verdict(*accept.native(drawn_R, x["draft_ids"], x["block_rows"], x["draft_counts"]))
 
 
-class Rejection(Acceptance):
+class Rejection(LogitsNetwork):
     """Drafts drawn from q against the law of their rows."""
 
     def __init__(self, config: VerifierConfig, q: DraftLaw) -> None:
@@ -122,7 +122,7 @@ class Rejection(Acceptance):
         _verdict(*reject.native(_law(x), *(x[name] for name in names), x.get("q_ids")))
 
 
-class Logprobs(Acceptance):
+class Logprobs(LogitsNetwork):
     """Log-probabilities before any adjustment."""
 
     name = "logprobs"
@@ -144,7 +144,7 @@ class Logprobs(Acceptance):
         net.output(ids_RK, TensorSpec("top_ids", "int32", ("R", most)))
 
 
-NETWORKS: dict[str, type[Acceptance]] = {one.name: one for one in (Greedy, Sampled, Logprobs)}  # every deployment's
+NETWORKS: dict[str, type[LogitsNetwork]] = {one.name: one for one in (Greedy, Sampled, Logprobs)}  # every deployment's
 
 
 def rejecting(q: DraftLaw) -> str:
@@ -152,7 +152,7 @@ def rejecting(q: DraftLaw) -> str:
     return f"reject-{q.columns}" if q.candidates else "reject"
 
 
-def acceptance_of(config: VerifierConfig, name: str, q: DraftLaw | None) -> Acceptance:
+def acceptance_of(config: VerifierConfig, name: str, q: DraftLaw | None) -> LogitsNetwork:
     """The network of this name. q: of one that rejects."""
     return NETWORKS[name](config) if q is None else Rejection(config, q)
 

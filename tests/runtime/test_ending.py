@@ -10,7 +10,7 @@ from support.models import ASSETS
 
 from glmspec.runtime.accept import Verdict
 from glmspec.runtime.ending import Ending
-from glmspec.runtime.request import LENGTH, STOP, Answer, Request
+from glmspec.runtime.request import LENGTH, STOP, Answer, Request, TokenLogprob
 from glmspec.runtime.sequence import Sequence
 from glmspec.runtime.stats import SpecStats
 from glmspec.runtime.text import Tokenizer
@@ -87,7 +87,9 @@ def test_end_token_in_a_fully_accepted_block_leaves_nothing_behind():
     sequence = Sequence(Request(prompt_ids=(5, 6), max_tokens=50), ending(50), 52, SpecStats(5))
     sequence.cached = 1
     drafts = [7, 8, EOS, 9, 9]
-    delta = sequence.advance(1, drafts, Verdict(5, [*drafts, 9]))
+    logprobs = tuple(TokenLogprob(-float(at), ()) for at in range(6))
+    delta = sequence.advance(1, drafts, Verdict(5, [*drafts, 9], logprobs))
+    assert [one.logprob for one in delta.logprobs] == [0, -1, -2]
     assert delta.tokens == (7, 8, EOS)
     assert sequence.tokens == [5, 6, 7, 8, EOS]
     assert sequence.finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import re
 from dataclasses import replace
@@ -123,6 +124,51 @@ def test_a_line_s_own_settings_go_before_the_command_s(tiny_engines, engine, fil
     assert not {"2", "3"} & set(without["text"]) and without["speculative_decoding"]["num_spec_steps"] == 0
 
 
+def test_a_line_may_be_a_conversation_and_say_what_it_is(tiny_engines, engine, files):
+    messages = [{"role": "user", "content": "Count from 12 to 30."}]
+    ids = tuple(engine.tokenizer.encode(engine.tokenizer.chat(messages), templated=True))
+    files.write({"messages": messages, "id": 7}, {"prompt": PROMPTS[0], "messages": messages, "kind": "code"})
+    run(tiny_engines, files)
+    expected = [ids, tuple(engine.tokenizer.encode(PROMPTS[0]))]
+    for line, one in zip(files.read(), expected, strict=True):
+        assert line["output_token_ids"] == engine.answer(Request(prompt_ids=one, max_tokens=12))[0].tokens
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_texts_instead_of_a_file(tiny_engines, engine, files, chat):
+    text = "Count from 12 to 30."
+    ids = engine.tokenizer.encode(text)
+    if chat:
+        ids = engine.tokenizer.encode(engine.tokenizer.chat([{"role": "user", "content": text}]), templated=True)
+    wanted = Wanted(
+        source=None, prompts=(text,), chat=chat, output=files.output, statistics=None, settings={"max_tokens": 9}
+    )
+    generate.generate(lambda: Engine(tiny_engines), wanted, Progress())
+    answer, _ = engine.answer(Request(prompt_ids=tuple(ids), max_tokens=9))
+    assert files.read()[0]["output_token_ids"] == answer.tokens
+
+
+def test_output_goes_through_a_link_and_into_nothing_but_files(tiny_engines, files, tmp_path):
+    files.write({"prompt": "a"})
+    target, files.output = files.output, tmp_path / "link.jsonl"
+    files.output.symlink_to(target)
+    run(tiny_engines, files, 2)
+    assert files.output.is_symlink() and len(target.read_text().splitlines()) == 1
+    files.output = tmp_path / "pipe"
+    os.mkfifo(files.output)
+    with pytest.raises(RequestError, match="found something else, expected a file"):
+        run(tiny_engines, files, 2)
+
+
+def test_settings_are_checked_before_anything_is_loaded(files):
+    files.write({"prompt": "a"})
+    wanted = Wanted(
+        source=files.source, prompts=(), output=files.output, statistics=None, settings={"top_p": 2.0, "max_tokens": 3}
+    )
+    with pytest.raises(RequestError, match="top_p: found 2"):
+        generate.generate(lambda: pytest.fail("loaded"), wanted, Progress())
+
+
 def test_statistics_of_all_answers(tiny_engines, files):
     """Pooled before division; positions sum to the length less one."""
     files.write(*({"prompt": text} for text in PROMPTS))
@@ -144,8 +190,9 @@ def test_answers_on_a_terminal_are_coloured(engine):
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="standard", highlight=False, width=400)
     request = Request(prompt_ids=tuple(engine.tokenizer.encode(PROMPTS[0])), max_tokens=40)
-    (job,) = generate._watched(engine, [request], console)
+    ((job,), seconds) = generate._watched(engine, [request], console)
     shown = out.getvalue()
+    assert seconds > 0
     assert "\x1b[32m" in shown and "\x1b[9;31m" in shown
     without = re.sub("\x1b\\[9;31m.*?\x1b\\[0m", "", shown, flags=re.S).partition("own\n")[2]
     assert re.sub("\x1b\\[[0-9;]*m", "", without) == job.answer.text + "\n"
@@ -191,10 +238,13 @@ def test_without_a_tokenizer_ids_only(golden_engines, files):
         ({}, "expected an object with either prompt or prompt_token_ids"),
         ({"prompt": "a", "prompt_token_ids": [1]}, "expected an object with either prompt or prompt_token_ids"),
         ({"prompt": "a", "n": 2, "tools": []}, "n, tools: not a setting of a line, expected some of max_tokens"),
+        ({"prompt": "a", "temprature": 1}, "temprature: not a setting of a line"),
+        ({"messages": []}, "messages: expected a JSON list of objects"),
+        ({"messages": [{"role": "user"}]}, "messages: expected a JSON list of objects"),
         ({"prompt": "a", "temperature": "hot"}, "temperature: found 'hot', expected a number"),
         ({"prompt": "a", "seed": True}, "seed: found True, expected a whole number"),
         ({"prompt": "a", "stop": "x"}, "stop: found 'x', expected a list of texts"),
-        ({"prompt": "a", "top_p": 2}, "top_p: found 2, expected from 0 to 1"),
+        ({"prompt": "a", "top_p": 2}, "top_p: found 2, expected 0 to 1"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias: expected an object of token ids and biases"),
         ({"prompt": "a", "min_tokens": 13}, "min_tokens: found 13, expected at most max_tokens"),
         ({"prompt": 5}, "prompt: found 5, expected a text"),

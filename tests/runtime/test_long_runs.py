@@ -77,7 +77,7 @@ def test_memory_is_flat():
     while steps < STEPS:
         while len(scheduler.running) + len(scheduler.waiting) < 3:
             request = Request(prompt_ids=(1, 2, 3), max_tokens=80, sampling=SETTINGS[added % 3])
-            adjustments = Adjustments(request.sampling, request.prompt_ids, (0,), VOCAB)
+            adjustments = Adjustments(request.sampling, request.prompt_ids, (0,))
             stats = SpecStats(DRAFTS)
             scheduler.add(Sequence(request, Ending(request, (), None, 80), 83, stats, adjustments, Drafter.reach))
             added += 1

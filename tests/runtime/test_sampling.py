@@ -6,14 +6,16 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from support.models import ASSETS
 
+from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.errors import RequestError
-from glmspec.runtime.accept import Ballot
+from glmspec.runtime.accept import Acceptance, Ballot
 from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
@@ -21,6 +23,7 @@ from glmspec.runtime.noise import Noise
 from glmspec.runtime.request import Answer, Request
 from glmspec.runtime.sampling import Sampling
 from glmspec.runtime.sequence import Sequence
+from glmspec.runtime.settings import request_of
 from glmspec.runtime.stats import SpecStats
 
 NEW_TOKENS = 40
@@ -174,7 +177,7 @@ def test_entries_of_each_row_see_the_drafts_before_it():
         repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25, logit_bias=((9, 1.0),),
         bad_words=((3, 4), (7,)), min_tokens=3,
     )  # fmt: skip
-    one = Adjustments(sampling, [1, 1, 2], {0}, 10)
+    one = Adjustments(sampling, [1, 1, 2], {0})
     one.tell([3])
     rows = one.rows([4, 4])
     values = [{int(t): (float(b), float(f), float(a)) for t, b, f, a in zip(r.tokens, r.before, r.factor, r.after, strict=True)} for r in rows]  # fmt: skip  # noqa: E501
@@ -187,30 +190,89 @@ def test_entries_of_each_row_see_the_drafts_before_it():
     assert [one.rows([])[0].tokens.tolist()] == [rows[2].tokens.tolist()]
 
 
+def test_bad_words_begin_in_the_answer():
+    """Their lead in the prompt does not count, in the answer or in drafts it does."""
+    one = Adjustments(Sampling(bad_words=((3, 4),)), [3], ())
+    assert [row.tokens.tolist() for row in one.rows([3, 5])] == [[], [4], []]
+    one.tell([3])
+    assert [row.tokens.tolist() for row in one.rows([5])] == [[4], []]
+
+
+def test_stop_tokens_are_end_tokens_to_min_tokens(engines, requests):
+    """A token that is no end token of the model, and another that is one and does not count."""
+    plain = engines["plain"].answer(requests[7])[0].tokens
+    stop = plain[2]
+    request = replace(requests[7], stop_token_ids=(stop,), ignore_eos=True, sampling=Sampling(min_tokens=8))
+    answer = engines["dspark"].answer(request)[0]
+    assert stop not in answer.tokens[:8]
+    assert engines["plain"].answer(request)[0].tokens == answer.tokens
+
+
+# -- what the networks are given ----------------------------------------------------------------------
+
+
+class Recorder:
+    """Stands in for a network: keeps its inputs and accepts nothing."""
+
+    def run(self, inputs):
+        self.inputs = {name: tensor.tolist() for name, tensor in inputs.items() if name not in ("logits", "q")}
+        count = len(inputs["draft_counts"])
+        return {"accepted": torch.zeros(count, dtype=torch.int32), "tokens": torch.zeros(count, 4, dtype=torch.int32)}
+
+
+def test_every_number_has_its_own_use():
+    """Accepting numbers, the last one and the law's row of each draft, as `Noise` and the drafter have them."""
+    limits = EngineLimits(
+        max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32, page_size=8, segment_rows=8, block_rows=4
+    )
+    network = Recorder()
+    acceptance = Acceptance({"reject": network}, limits, "block")
+    settings = (Sampling(temperature=0.5, seed=3, top_k=60), Sampling(), Sampling(temperature=1.0, seed=4, top_k=5))
+    sequences = [
+        Sequence(Request(prompt_ids=(1,) * (5 + at), max_tokens=9, sampling=one), None, 20, SpecStats(3))
+        for at, one in enumerate(settings)
+    ]
+    ballots = [Ballot(sequences[0], (7, 8), (0, 1)), Ballot(sequences[1], (9,), (3,)), Ballot(sequences[2], ())]
+    acceptance.judge({"logits": torch.zeros(6, 60)}, ballots, {"q": torch.zeros(9, 60)})
+    given = network.inputs
+    _, accepting, last = Noise(3).block(4, 2)
+    assert given["uniform"] == [*accepting.tolist(), 0, 0, 0, 0]
+    assert given["last_uniform"] == [last, 0, Noise(4).draws(7, 1)[0]]
+    assert last not in accepting
+    assert given["q_rows"] == [0, 1, 0, 3, 0, 0] and given["verify_blocks"] == [1, 1, 1]
+    assert given["draft_ids"] == [7, 8, 0, 9, 0, 0] and given["draft_counts"] == [2, 1, 0]
+    assert given["block_rows"] == [[0, 1, 2, 2], [3, 4, 4, 4], [5, 5, 5, 5]]
+    assert given["top_k"] == [0, 0, 0, 0, 0, 5]  # as many as there are is no limit
+    assert given["temperature"] == [0.5, 0.5, 0.5, 0, 0, 1]
+
+
 # -- what is refused ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"temperature": -1.0}, "temperature: found -1, expected at least 0"),
+        ({"temperature": -1.0}, "temperature: found -1, expected 0 to 100"),
         ({"temperature": float("nan")}, "temperature: found nan"),
         ({"temperature": 1e-9}, "temperature: found 1e-09, expected 0 (greedy) or"),
         ({"top_p": 0.0}, "top_p: found 0"),
-        ({"top_p": 1.5}, "top_p: found 1.5, expected from 0 to 1"),
+        ({"top_p": 1.5}, "top_p: found 1.5, expected 0 to 1"),
         ({"top_k": -1}, "top_k: found -1"),
         ({"top_k": 2000}, "top_k: found 2000, expected at most 1024"),
+        ({"top_k": 2**64}, "top_k: found 18446744073709551616, expected at most 1024"),
+        ({"temperature": 1e39}, "temperature: found 1e+39, expected 0 to 100"),
+        ({"repetition_penalty": 1e-50}, "repetition_penalty: found 1e-50"),
         ({"min_p": 2.0}, "min_p: found 2"),
         ({"seed": -1}, "seed: found -1"),
         ({"seed": 2**64}, "seed: found 18446744073709551616"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty: found 0, expected more than 0"),
-        ({"frequency_penalty": 3.0}, "frequency_penalty: found 3, expected from -2 to 2"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty: found 0, expected 0.01 to 100"),
+        ({"frequency_penalty": 3.0}, "frequency_penalty: found 3, expected -2 to 2"),
         ({"presence_penalty": float("inf")}, "presence_penalty: found inf"),
         ({"min_tokens": -1}, "min_tokens: found -1"),
         ({"logprobs": 21}, "logprobs: found 21, expected 0 to 20"),
         ({"logit_bias": ((5000, 1.0),)}, "logit_bias: found token id 5000"),
         ({"logit_bias": ((5, 1.0), (5, 2.0))}, "logit_bias: the same token twice"),
-        ({"logit_bias": ((5, float("inf")),)}, "logit_bias: found a bias that is no finite number"),
+        ({"logit_bias": ((5, float("inf")),)}, "logit_bias: found a bias of inf, expected -10000 to 10000"),
         ({"logit_bias": tuple((n, 1.0) for n in range(1025))}, "found 1025 tokens and words, expected at most 1024"),
         ({"bad_words": ((),)}, "bad_words: found an empty word"),
         ({"bad_words": ((1, -2),)}, "bad_words: found token id -2"),
@@ -220,6 +282,38 @@ def test_settings_out_of_range_are_refused(changes, words):
     with pytest.raises(RequestError) as caught:
         Sampling(**changes).check(4096)
     assert words in str(caught.value)
+
+
+def test_a_least_temperature_may_travel_as_float32():
+    Sampling(temperature=float(np.float32(1e-4))).check(4096)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"temperature": 10**400}, "temperature: found a number of 401 digits"),
+        ({"logit_bias": {"5": 10**400}}, "logit_bias: found a number of 401 digits"),
+        ({"logit_bias": {"1_0": 1}}, "'1_0' is no token id"),
+        ({"logit_bias": '{"5": 1%s}' % ("0" * 400)}, "logit_bias: found a number of 401 digits"),
+    ],
+)
+def test_numbers_beyond_reason_are_refused(said, words):
+    with pytest.raises(RequestError) as caught:
+        request_of([1], {"max_tokens": 3, **said}, None)
+    assert words in str(caught.value)
+
+
+def test_stop_tokens_that_leave_nothing_are_refused():
+    with pytest.raises(RequestError, match="stop_token_ids: found 8 tokens, expected at most 7"):
+        Request(prompt_ids=(1,), max_tokens=8, stop_token_ids=tuple(range(8))).check(8, 50, False)
+
+
+def test_bad_words_also_after_a_space():
+    """Where the tokenizer makes one other token of it."""
+    words = {"no": [7], " no": [8], "so": [1], " so": [2, 3]}
+    tokenizer = SimpleNamespace(encode=lambda text, templated: words[text])
+    said = {"max_tokens": 3, "bad_words": ["no", "so"]}
+    assert request_of([1], said, tokenizer).sampling.bad_words == ((7,), (8,), (1,))
 
 
 def test_min_tokens_beyond_max_tokens_is_refused():

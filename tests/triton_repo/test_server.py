@@ -229,7 +229,7 @@ BAD = {
     "empty prompt": ({"text_input": ""}, "prompt: found no tokens, expected at least one"),
     "bad UTF-8": (b'{"text_input": "a\xff"}', "text_input: not UTF-8 text"),
     "bad stop words": (b'{"text_input": "a", "stop_words": ["\xff"]}', "stop_words: not UTF-8 text"),
-    "sampling": ({"text_input": "a", "top_p": 1.5}, "top_p: found 1.5, expected from 0 to 1"),
+    "sampling": ({"text_input": "a", "top_p": 1.5}, "top_p: found 1.5, expected 0 to 1"),
     "odd token": ({"input_ids": [5, 9999]}, "prompt: found token id 9999, expected ids from 0 to {last}"),
     "half a character": ({"messages": r'[{"role": "user", "content": "\ud800"}]'}, "prompt: found a text that is not"),
     "bad messages": ({"messages": "hello"}, "messages: not JSON"),
