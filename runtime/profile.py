@@ -112,7 +112,7 @@ def _block_rows(limits: EngineLimits) -> int:
 def _verify(machinery: Machinery, idle: Sequence[Running], rows: int) -> Callable[[], Inputs]:
     """A verifier run of so many rows in all, whole blocks but for the last."""
     limits, verifier = machinery.limits, machinery.verifier
-    least_pages = -(-limits.index_topk(verifier.config.index_topk) // limits.page_size)
+    least_pages = limits.least_pages(verifier.config.index_topk)
     most = _block_rows(limits)
     counts = [min(most, rows - first) for first in range(0, rows, most)]
     spans = [Span(sequence.pages, sequence.cached, count) for sequence, count in zip(idle, counts, strict=False)]

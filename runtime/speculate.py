@@ -42,7 +42,7 @@ class SpeculativeLoop:
     ) -> None:
         self.verifier, self.drafter, self.acceptance = verifier, drafter, acceptance
         self.limits, self.adaptive = limits, adaptive
-        self._least_pages = -(-limits.index_topk(verifier.config.index_topk) // limits.page_size)
+        self._least_pages = limits.least_pages(verifier.config.index_topk)
         self._features: dict[str, torch.Tensor] = {}
         self._kept: list[Kept] = []
 

@@ -120,7 +120,7 @@ def transformers_step(oracle: object, ids: list[int]) -> float:
 
 def verifier_step(model: Model, limits: EngineLimits, ids: list[int], rows: int) -> float:
     """Median milliseconds of packing and running `rows` rows after the context, at growing positions."""
-    least = -(-limits.index_topk(model.config.index_topk) // limits.page_size)
+    least = limits.least_pages(model.config.index_topk)
     pages = list(range(1, limits.pages_per_sequence + 1))
     model.run(pack_rows([Rows(Span(pages, 0, len(ids)), ids, 1)], limits, least))
     samples = []

@@ -10,10 +10,13 @@ import gc
 import json
 import resource
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from itertools import cycle
+from multiprocessing import get_context
 from pathlib import Path
 
 import click
@@ -54,7 +57,7 @@ def main(steps: int) -> None:
             "versions": {name: version(name) for name in ("glmspec", "torch", "numpy")},
             "config": {"new_tokens": NEW_TOKENS, "seeds": SEEDS, "prompts": len(prompts()), "steps": steps},
             "acceptance": measure_acceptance(folders),
-            "memory": measure_memory(folders["probabilistic"], steps),
+            "memory": alone(measure_memory, folders["probabilistic"], steps),
         }
     (OUT / "sampling.json").write_text(json.dumps(result, indent=2) + "\n")
     (OUT / "sampling.md").write_text(report(result))
@@ -104,6 +107,12 @@ def measure_acceptance(folders: dict[str, Path]) -> list[dict]:
     return made
 
 
+def alone(measure: Callable[..., list], *arguments: object) -> list:
+    """What a function finds in a process of its own: no memory that was freed before hides what it takes."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure, *arguments).result()
+
+
 def measure_memory(folder: Path, steps: int) -> list[dict[str, float]]:
     """Megabytes resident, every tenth of the steps, while requests of every kind come and go."""
     engine = Engine(folder, "dspark")
@@ -143,7 +152,7 @@ Written by `scripts/benchmark_sampling.py` on {result["date"]}: {machine["cpu"]}
 Python {machine["python"]}; {versions}.
 
 Tokens a speculative step (1 + accepted drafts / steps, pooled), {config["prompts"]} held-out prompts of up to
-{config["new_tokens"]} new tokens, {config["seeds"]} seeds each where they are sampled. The tiny models are sure of
+{config["new_tokens"]} new tokens, seeds a prompt where it is sampled: {config["seeds"]}. The tiny models are sure of
 themselves: what a large model does at these temperatures is another matter.
 
 | drafter | drafts | {heads} |
@@ -152,7 +161,7 @@ themselves: what a large model does at these temperatures is another matter.
 
 Greedy drafts stand with chance p(draft), drawn ones with min(1, p / q). Greedy requests have greedy drafts either way.
 
-Memory of one process over {config["steps"]:,} steps of requests with four kinds of settings, five at a time, drafts
+Memory of a process of its own over {config["steps"]:,} steps of requests with four kinds of settings, five at a time, drafts
 drawn:
 
 | steps | MB resident |

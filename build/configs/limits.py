@@ -76,6 +76,10 @@ class EngineLimits:
             raise ConfigError(f"index_topk: found {k}, expected at most {TOPK_MOST}, the most TensorRT's TopK takes.")
         return k
 
+    def least_pages(self, configured: int) -> int:
+        """Pages that a page table must have for the DSA top-k."""
+        return -(-self.index_topk(configured) // self.page_size)
+
     def index_heads(self, heads: int, profile: str) -> int:
         """Heads of the indexer that are scored at once: the scores of a step, one for a head, row of a segment and row
         of the longest context, are its largest tensor, and more than TensorRT can count when all are taken."""

@@ -268,7 +268,7 @@ def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatc
         with pytest.raises(MissingCapability):
             options = Options(
                 max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=True,
-                num_speculative_tokens=3, drafter_window="relative",
+                num_speculative_tokens=3, drafter_window="relative", draft_sampling="probabilistic",
             )  # fmt: skip
             drafters = (ASSETS / "tiny-dspark",)
             build_engines(
@@ -285,6 +285,9 @@ def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatc
         "relative",
         4,
     )
+    law = built["law"]
+    assert built["sampled"] and law["candidates"] is False and record(tmp_path / "e" / "mtp")["build_config"]["sampled"]
+    assert values["acceptance"][-1] == "reject" and record(tmp_path / "e" / "reject")["build_config"]["q"] == law
     verifier = record(tmp_path / "e" / "verifier")
     outputs = {one["name"] for one in verifier["contract"]["outputs"]}
     taps = {f"tap.{tap}" for tap in verifier["build_config"]["taps"]}

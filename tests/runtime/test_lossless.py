@@ -86,6 +86,18 @@ def test_a_seed_is_the_answer_whatever_else_runs(folders, requests, drafter, met
     assert [job.answer.tokens for job in answer_all(engine, [*requests[:3], *drawn[::-1]])][3:] == together[::-1]
 
 
+def test_a_prompt_that_leaves_one_token_for_the_next_step(folders, requests):
+    """One token beyond what a step takes, alone; in company it is cut elsewhere. The answer's first token is drawn
+    without drafts in both."""
+    engine = Engine(folders["probabilistic"], "dflash2")
+    prompt = (requests[-1].prompt_ids * 2)[: engine.limits.max_num_batched_tokens + 1]
+    drawn = [
+        Request(prompt_ids=prompt, max_tokens=4, sampling=Sampling(temperature=4.0, seed=seed)) for seed in range(6)
+    ]
+    together = [job.answer.tokens for job in answer_all(engine, [*requests[:2], *drawn])][2:]
+    assert [engine.answer(one)[0].tokens for one in drawn] == together
+
+
 # -- the law, end to end ------------------------------------------------------------------------------
 
 PROMPT, DRAWS, HEAT = (5, 17, 42, 8, 90, 33, 2, 61, 7), 1_500, 0.35
@@ -107,7 +119,7 @@ def law(random_engines) -> torch.Tensor:
     engine = Engine(random_engines, speculate=False)
     limits, vocab = engine.limits, engine.verifier.config.vocab_size
     pages = list(range(1, limits.pages_per_sequence + 1))
-    least = -(-limits.index_topk(engine.verifier.config.index_topk) // limits.page_size)
+    least = limits.least_pages(engine.verifier.config.index_topk)
 
     def logits(tokens: list[int], start: int) -> torch.Tensor:
         rows = [Rows(Span(pages, start, len(tokens)), tokens, 1)]

@@ -19,7 +19,7 @@ class Bench:
 
     def __init__(self, model, oracle, limits: EngineLimits) -> None:
         self.model, self.oracle, self.limits = model, oracle, limits
-        self.least = -(-limits.index_topk(model.config.index_topk) // limits.page_size)
+        self.least = limits.least_pages(model.config.index_topk)
 
     def run(self, *rows: Rows) -> torch.Tensor:
         return self.model.run(pack_rows(rows, self.limits, self.least))["logits"]
