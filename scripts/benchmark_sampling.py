@@ -161,8 +161,8 @@ themselves: what a large model does at these temperatures is another matter.
 
 Greedy drafts stand with chance p(draft), drawn ones with min(1, p / q). Greedy requests have greedy drafts either way.
 
-Memory of a process of its own over {config["steps"]:,} steps of requests with four kinds of settings, five at a time, drafts
-drawn:
+Memory of a process of its own over {config["steps"]:,} steps of requests with four kinds of settings, five at a time,
+drafts drawn:
 
 | steps | MB resident |
 |---|---|
