@@ -313,7 +313,8 @@ def test_blank_lines_are_skipped(engines, tmp_path, plain):
 
 BAD_LINES = {
     "both": ('{"prompt": "a", "prompt_token_ids": [2]}', "either prompt or prompt_token_ids"),
-    "neither": ('{"messages": []}', "either prompt or prompt_token_ids"),
+    "neither": ('{"kind": "code"}', "either prompt or prompt_token_ids"),
+    "no conversation": ('{"messages": []}', "messages: expected a JSON list"),
     "a list": ("[2, 3]", "either prompt or prompt_token_ids"),
     "not JSON": ("{'prompt_token_ids': [2]}", "not JSON"),
     "cut short": ('{"prompt_token_ids": [2', "not JSON"),
