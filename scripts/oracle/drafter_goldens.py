@@ -4,7 +4,7 @@ speculators wants numpy 2 and glmspec's environment has numpy 1, so this file ru
 imports nothing of glmspec:
 
     python -m venv OTHER && OTHER/bin/pip install torch==2.13.0 speculators==0.9.0
-    OTHER/bin/pip uninstall -y torchvision torchaudio             # unused, and of another build where torch is a CPU one
+    OTHER/bin/pip uninstall -y torchvision torchaudio             # unused, and a nuisance where torch is a CPU build
     OTHER/bin/python scripts/oracle/drafter_goldens.py            # writes tests/data/drafters/family.safetensors
     OTHER/bin/python scripts/oracle/drafter_goldens.py --check    # compares that file with fresh ones
 
