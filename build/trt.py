@@ -7,6 +7,7 @@ SM120) share one Python network API, so everything above this file is written on
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 from types import ModuleType
 from typing import Any
@@ -52,6 +53,17 @@ class Backend:
         lines = list(self.lines)
         self.lines.clear()
         return lines
+
+    def builder(self) -> Any:
+        """A fresh builder. Making one logs under a lock that the end of another one wants, and a garbage collection may
+        begin in the logger and end one: so none begins meanwhile."""
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return self.api.Builder(self.logger)
+        finally:
+            if collecting:
+                gc.enable()
 
     def dtype(self, name: str) -> Any:
         """TensorRT's data type for a torch-style name such as "float32"."""

@@ -88,7 +88,7 @@ class Network:
         self.name = name
         self.form = form
         backend.take_errors()
-        self.builder = self.api.Builder(backend.logger)
+        self.builder = backend.builder()
         flags = 1 << int(self.api.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         self.definition = self.builder.create_network(flags)
         self.definition.name = name  # else the plan's bytes change with a counter
