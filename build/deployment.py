@@ -176,11 +176,7 @@ class Member:
 
     def ranges(self, limits: EngineLimits) -> dict[str, Ranges]:
         """The run-time ranges of its inputs, by profile."""
-        made = limits.profiles(self.index_topk(limits), self.sliding_window)
-        for ranges in made.values():  # a row has no more logits to adjust than there are tokens
-            least, typical, most = ranges["E"]
-            ranges["E"] = (least, typical, min(most, ranges["R"][2] * self.config.vocab_size))
-        return made
+        return limits.profiles(self.index_topk(limits), self.sliding_window, self.config.vocab_size)
 
 
 @dataclass(frozen=True)

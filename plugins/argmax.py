@@ -18,6 +18,12 @@ def reference(x_NV: torch.Tensor) -> torch.Tensor:
     return x_NV.argmax(-1).to(torch.int32)
 
 
+def one_hot(index_N: Tensor, size: int) -> Tensor:
+    """int32 [N] -> float32 [N, size]: 1 in the column of each row's index, 0 elsewhere."""
+    column_1V = index_N.net.constant(np.arange(size)[None], "int32")
+    return ops.cast(column_1V.equals(ops.reshape(index_N, (0, 1))), "float32")
+
+
 def native(x_NV: Tensor) -> Tensor:
     """x [N, V] -> int32 [N]."""
     net, size = x_NV.net, x_NV.shape[-1]

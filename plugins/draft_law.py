@@ -5,11 +5,11 @@ Legend: N rows, V scores (of a vocabulary, or of candidates).
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins import argmax
 
 
 def reference(score_NV: torch.Tensor, best_N: torch.Tensor, temperature_N: torch.Tensor) -> torch.Tensor:
@@ -24,15 +24,12 @@ def reference(score_NV: torch.Tensor, best_N: torch.Tensor, temperature_N: torch
 
 def native(score_NV: Tensor, best_N: Tensor, temperature_N: Tensor) -> Tensor:
     """Probabilities float32 [N, V]: see `reference`."""
-    net = score_NV.net
-    with net.region("draft_law", [score_NV, best_N, temperature_N], {}) as outputs:
+    with score_NV.net.region("draft_law", [score_NV, best_N, temperature_N], {}) as outputs:
         score_NV = ops.cast(score_NV, "float32")
         heat_N1 = ops.reshape(temperature_N, (0, 1))
         greedy_N1 = heat_N1.equals(0.0)
         # The largest first: a low temperature would overflow what is then subtracted again.
         below_NV = score_NV - ops.reduce(score_NV, "MAX", 1)
         drawn_NV = ops.softmax(below_NV / ops.select(greedy_N1, 1.0, heat_N1), 1)
-        column_1V = net.constant(np.arange(score_NV.shape[1])[None], "int32")
-        certain_NV = ops.cast(column_1V.equals(ops.reshape(best_N, (0, 1))), "float32")
-        outputs.append(ops.select(greedy_N1, certain_NV, drawn_NV))
+        outputs.append(ops.select(greedy_N1, argmax.one_hot(best_N, score_NV.shape[1]), drawn_NV))
     return outputs[0]

@@ -128,7 +128,7 @@ def native(
             previous_B = argmax.native(z_BV)
             if "uniform" in other:
                 law_BV = draft_law.native(z_BV, previous_B, other["temperature"])
-                previous_B = draw.native(law_BV, column(other["uniform"], row - idle))
+                previous_B = draw.native(law_BV, ops.column(other["uniform"], row - idle))
                 laws.append(ops.reshape(law_BV, (0, 1, z_BV.shape[1])))
             if margins:
                 ahead.append(ops.reshape(margin.native(z_BV), (0, 1)))
@@ -140,11 +140,6 @@ def native(
         outputs += [ops.concat(parts, 1) for parts in (ids, scores, embeddings, ahead, laws) if parts]
     extra = iter(outputs[3:])
     return Walk(*outputs[:3], next(extra) if margins else None, next(extra) if laws else None)
-
-
-def column(x_BJ: Tensor, at: int) -> Tensor:
-    """[B, J] -> [B]."""
-    return ops.reshape(ops.narrow(x_BJ, 1, at, 1), (-1,))
 
 
 def _row(x_BRF: Tensor, row: int) -> Tensor:

@@ -157,7 +157,7 @@ def _native_block(
 ) -> tuple[Tensor, Tensor]:
     """See `_block`."""
     columns: Sequence[int] = range(row_BQ.shape[1])
-    row, ratio, u = ([_column(x_BQ, j) for j in columns] for x_BQ in (row_BQ, ratio_BQ, u_BQ))
+    row, ratio, u = ([ops.column(x_BQ, j) for j in columns] for x_BQ in (row_BQ, ratio_BQ, u_BQ))
     chance_B = ratio[0] * 0.0 + 1.0
     tau_B, tau_chance_B = count_B * 0, chance_B
     for j in columns[1:]:
@@ -170,7 +170,3 @@ def _native_block(
         taken_B = (stands_B > u[j - 1]) & (count_B > (j - 1))
         tau_B, tau_chance_B = ops.select(taken_B, j, tau_B), ops.select(taken_B, chance_B, tau_chance_B)
     return tau_B, tau_chance_B
-
-
-def _column(x_BQ: Tensor, j: int) -> Tensor:
-    return ops.reshape(ops.narrow(x_BQ, 1, j, 1), (-1,))

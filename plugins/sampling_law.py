@@ -9,7 +9,6 @@ Legend: R rows, V vocabulary, K most that top-k may keep.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from glmspec.build.network import ops
@@ -71,7 +70,8 @@ def native(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: T
         weight_RV = _kept(z_RV, cutoff_R1)
         weight_RV = _kept(z_RV, ops.maximum(cutoff_R1, _nucleus(z_RV, weight_RV, top_p_R1)))
         sampled_RV = weight_RV / ops.reduce(weight_RV, "SUM", 1)
-        outputs.append(ops.select(greedy_R1, certain(logits_RV), sampled_RV))
+        certain_RV = argmax.one_hot(argmax.native(logits_RV), logits_RV.shape[1])
+        outputs.append(ops.select(greedy_R1, certain_RV, sampled_RV))
     return outputs[0]
 
 
@@ -103,11 +103,3 @@ def _nucleus(z_RV: Tensor, weight_RV: Tensor, top_p_R1: Tensor) -> Tensor:
         low_R1 = low_R1 + (1.0 - short_R1) * width
     value_R1 = ops.reduce(ops.select(z_RV > low_R1, z_RV, 0.0), "MIN", 1)
     return ops.select(top_p_R1 < 1.0, value_R1, float("-inf"))
-
-
-def certain(logits_RV: Tensor) -> Tensor:
-    """The law of temperature 0, float32 [R, V]: 1 at the lowest argmax, 0 elsewhere."""
-    net, size = logits_RV.net, logits_RV.shape[1]
-    column_1V = net.constant(np.arange(size)[None], "int32")
-    best_R1 = ops.reshape(argmax.native(logits_RV), (0, 1))
-    return ops.cast(column_1V.equals(best_R1), "float32")

@@ -17,7 +17,6 @@ import torch
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.plugins import draft_law, draw, lowest_topk, margin
-from glmspec.plugins.markov_walk import column
 
 _NO_ID = 2**31 - 1
 
@@ -109,7 +108,7 @@ def native(
             previous_B = ops.reduce(ops.select(score_BK.equals(best_B1), id_BK, _NO_ID), "MIN", 1, keep=False)
             if "uniform" in other:
                 law_BK = draft_law.native(score_BK, _place(id_BK, previous_B), other["temperature"])
-                at_B = draw.native(law_BK, column(other["uniform"], step))
+                at_B = draw.native(law_BK, ops.column(other["uniform"], step))
                 previous_B = ops.reshape(ops.gather_elements(id_BK, ops.reshape(at_B, (0, 1)), 1), (-1,))
                 laws.append(ops.reshape(law_BK, (0, 1, k)))
             ids.append(ops.reshape(previous_B, (0, 1)))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.models.acceptance import NETWORKS
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Inputs, tensors
 from glmspec.runtime.request import TokenLogprob
@@ -42,7 +43,7 @@ class Acceptance:
 
     def __init__(self, networks: Mapping[str, Model], limits: EngineLimits, method: str = STANDARD) -> None:
         self._networks, self._limits, self._method = networks, limits, method
-        self._rejecting = next((name for name in networks if name.startswith("reject")), None)
+        self._rejecting = next((name for name in networks if name not in NETWORKS), None)
 
     def judge(
         self, logits: Mapping[str, torch.Tensor], ballots: Sequence[Ballot], law: Mapping[str, torch.Tensor]

@@ -12,17 +12,12 @@ from glmspec.runtime.request import LENGTH, STOP, Delta, Request
 from glmspec.runtime.text import TextStream
 
 
-def ending_tokens(request: Request, end_ids: Collection[int]) -> frozenset[int]:
-    """Tokens that end this request's answer. end_ids: the model's own."""
-    return frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else frozenset(end_ids))
-
-
 class Ending:
-    """Watches one sequence's new tokens. text: its decoder, None when the engine has no tokenizer.
-    most: the token count at which it ends anyway. tokens: those that end it."""
+    """Watches one sequence's new tokens. end_ids: the model's own end tokens. text: its decoder, None when the engine
+    has no tokenizer. most: the token count at which it ends anyway. tokens: those that end it."""
 
     def __init__(self, request: Request, end_ids: Collection[int], text: TextStream | None, most: int) -> None:
-        self.tokens = ending_tokens(request, end_ids)
+        self.tokens = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else frozenset(end_ids))
         self._stop = request.stop
         self._most = most
         self._text = text

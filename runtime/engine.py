@@ -104,8 +104,8 @@ class Engine:
         q = record["build_config"]["q"]
         tree = acceptance_of(self.verifier.config, name, DraftLaw(**q) if q else None)
         form = Form(compute=record["build_config"]["compute"])
-        sha256 = record["networks"][CONTEXT]["sha256"]
-        return Model(self.verifier.config, self.limits, form, [{}], tree=tree, network_sha256=sha256)
+        digest = record["networks"][CONTEXT]["sha256"]
+        return Model(self.verifier.config, self.limits, form, [{}], tree=tree, network_sha256=digest)
 
     def _shared(self, name: str) -> torch.Tensor:
         """A whole weight of the verifier, in the compute dtype: on one rank its own tensor and no second copy."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.models.dflash import TEMPERATURE, UNIFORM
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Block, pack_blocks
 from glmspec.runtime.pages import Span
@@ -97,4 +98,4 @@ def draft_noise(wanted: Sequence[Running], drafts: int) -> dict[str, torch.Tenso
         temperature[at] = sequence.request.sampling.temperature
         if temperature[at]:
             uniform[at] = sequence.noise.block(len(sequence.tokens) - 1, drafts)[0]
-    return {"draft_temperature": torch.from_numpy(temperature), "draft_uniform": torch.from_numpy(uniform)}
+    return {TEMPERATURE: torch.from_numpy(temperature), UNIFORM: torch.from_numpy(uniform)}

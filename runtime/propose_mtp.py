@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.models.dflash import TEMPERATURE, UNIFORM
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Inputs, Rows, pack_rows, tensors
 from glmspec.runtime.pages import Span
@@ -87,6 +88,5 @@ class MtpDrafter:
 
     def _run(self, inputs: Inputs, noise: Inputs, draft: int) -> tuple[Inputs, dict[str, torch.Tensor]]:
         if noise:
-            uniform_B = noise["draft_uniform"][:, draft].contiguous()
-            inputs |= {"draft_temperature": noise["draft_temperature"], "draft_uniform": uniform_B}
+            inputs |= {TEMPERATURE: noise[TEMPERATURE], UNIFORM: noise[UNIFORM][:, draft].contiguous()}
         return inputs, self.model.run(inputs)

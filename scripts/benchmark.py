@@ -131,12 +131,15 @@ def verifier_step(model: Model, limits: EngineLimits, ids: list[int], rows: int)
     return statistics.median(samples) * 1000
 
 
+def prompts() -> list[str]:
+    """The held-out prompts."""
+    return [json.loads(line)["prompt"] for line in (ASSETS / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
 def measure_speculation(engines: dict[str, Engine], rounds: int) -> dict[str, dict[str, float]]:
     """Tokens a second over held-out prompts, one at a time, and acceptance."""
-    lines = (ASSETS / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["prompt"] for line in lines[::4]]
-    tokenizer = engines["plain"].tokenizer
-    requests = [Request(prompt_ids=tuple(tokenizer.encode(text)), max_tokens=NEW_TOKENS) for text in texts]
+    encode = engines["plain"].tokenizer.encode
+    requests = [Request(prompt_ids=tuple(encode(text)), max_tokens=NEW_TOKENS) for text in prompts()[::4]]
     speeds: dict[str, list[float]] = {name: [] for name in engines}
     pooled: dict[str, SpecStats] = {}
     for _ in track(range(rounds), "Speculation", console=console):

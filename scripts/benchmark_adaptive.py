@@ -21,7 +21,7 @@ from pathlib import Path
 
 import click
 import numpy as np
-from benchmark import ASSETS, OUT, console, machine
+from benchmark import ASSETS, OUT, console, machine, prompts
 from rich.progress import Progress as Bar
 from tiny.corpus import held_out_prompts
 
@@ -143,8 +143,7 @@ def requests_of(engine: Engine, prompts: list[str], temperature: float, first_se
 
 def prompts_of() -> tuple[list[str], list[str]]:
     """Prompts to measure with, and others to learn of beforehand."""
-    lines = (ASSETS / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    measured = [json.loads(line)["prompt"] for line in lines]
+    measured = prompts()
     others = [one.prompt for one in held_out_prompts(2 * WARM_UP, seed=8)]
     return measured, [one for one in others if one not in measured][:WARM_UP]
 

@@ -12,7 +12,6 @@ import resource
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from itertools import cycle
@@ -20,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import click
-from benchmark import ASSETS, OUT, machine
+from benchmark import ASSETS, OUT, machine, prompts
 from rich.console import Console
 from rich.progress import track
 
@@ -72,11 +71,6 @@ def build(home: Path, way: str) -> Path:
     return home / way
 
 
-def prompts() -> list[str]:
-    """The held-out prompts."""
-    return [json.loads(line)["prompt"] for line in (ASSETS / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
 def requests_of(engine: Engine, temperature: float) -> list[Request]:
     """Every prompt, with a few seeds where it is sampled."""
     ids = [tuple(engine.tokenizer.encode(text)) for text in prompts()]
@@ -118,7 +112,7 @@ def measure_memory(folder: Path, steps: int) -> list[dict[str, float]]:
     engine = Engine(folder, "dspark")
     ids = [tuple(engine.tokenizer.encode(text)) for text in prompts()]
     source = (
-        Request(prompt_ids=one, max_tokens=NEW_TOKENS, sampling=replace(setting))
+        Request(prompt_ids=one, max_tokens=NEW_TOKENS, sampling=setting)
         for one, setting in zip(cycle(ids), cycle(MIXED), strict=False)
     )
     made = []

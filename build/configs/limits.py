@@ -93,24 +93,25 @@ class EngineLimits:
             )
         return min(heads, max(1, SCORES_AT_ONCE // scores))
 
-    def profiles(self, k: int, window: int = 0) -> dict[str, Ranges]:
+    def profiles(self, k: int, window: int = 0, vocab_size: int | None = None) -> dict[str, Ranges]:
         """The steps an engine is built for: "generation" (blocks and single tokens only) and "context" (any step, with
-        chunks of prompts). k: the DSA top-k (0: no indexer). window: of sliding layers (0: none)."""
+        chunks of prompts). k: the DSA top-k (0: no indexer). window: of sliding layers (0: none). vocab_size: of the
+        verifier, where it is known."""
         seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
         blocks = seqs * self.block_rows
         segments = seqs + -(-tokens // self.segment_rows)
+        judged = self._acceptance_ranges(vocab_size)
         return {
-            GENERATION: self._ranges(k, blocks, seqs, self.block_rows) | self._further_ranges(window, blocks),
-            CONTEXT: self._ranges(k, tokens, segments, self.segment_rows) | self._further_ranges(window, tokens),
+            GENERATION: self._ranges(k, blocks, seqs, self.block_rows) | judged | self._ring_ranges(window, blocks),
+            CONTEXT: self._ranges(k, tokens, segments, self.segment_rows) | judged | self._ring_ranges(window, tokens),
         }
 
-    def _further_ranges(self, window: int, rows: int) -> Ranges:
-        """Of symbols that only some members have: rings, acceptance. A row's penalties name every token of its sequence
-        at most."""
-        verified = self.max_num_seqs * self.block_rows
-        entries = min(verified * (self.table_positions + 2 * ADJUSTED_MOST), MOST_ELEMENTS // 2)
-        judged = {"E": (1, 1, entries), "Z": (1, self.block_rows, verified)}
-        return judged | self._ring_ranges(window, rows)
+    def _acceptance_ranges(self, vocab_size: int | None) -> Ranges:
+        """Of the symbols that only acceptance has. What is adjusted in a row is named, or in its sequence; there are no
+        more logits than tokens."""
+        rows, named = self.max_num_seqs * self.block_rows, self.table_positions + 2 * ADJUSTED_MOST
+        entries = min(rows * min(named, vocab_size or named), MOST_ELEMENTS // 2)
+        return {"E": (1, 1, entries), "Z": (1, self.block_rows, rows)}
 
     def _ranges(self, k: int, rows: int, segments: int, segment_rows: int) -> Ranges:
         """Least, typical and greatest value of every contract symbol."""

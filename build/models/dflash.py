@@ -29,7 +29,7 @@ from glmspec.build.network.module import Module, Weight
 from glmspec.build.trt import Backend
 from glmspec.plugins import argmax, block_attention, draft_law, draw, margin
 
-TEMPERATURE, UNIFORM = "draft_temperature", "draft_uniform"
+TEMPERATURE, UNIFORM = "draft_temperature", "draft_uniform"  # inputs of every drafter that draws
 
 # Weights a drafter checkpoint may leave out, and the verifier's tensors that then stand in for them.
 SHARED_WEIGHTS = {"embed_tokens.weight": "model.embed_tokens.weight", "lm_head.weight": "lm_head.weight"}

@@ -17,6 +17,7 @@ from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.layers.basic import Linear, RMSNorm, VocabularyEmbedding, whole_vocabulary
 from glmspec.build.layers.mla import Step
+from glmspec.build.models.dflash import TEMPERATURE, UNIFORM
 from glmspec.build.models.verifier import DecoderLayer, cache_specs, hidden_spec, step_of, step_specs
 from glmspec.build.network import ops
 from glmspec.build.network.contract import TensorSpec
@@ -24,8 +25,7 @@ from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module
 from glmspec.build.trt import Backend
-from glmspec.plugins import argmax, draw, margin
-from glmspec.plugins.sampling_law import certain
+from glmspec.plugins import argmax, draft_law, draw, margin
 
 
 class SharedHead(Module):
@@ -75,7 +75,7 @@ class Mtp(Module):
             *step_specs(self.config, limits, form),
             hidden_spec(self.config, form.compute, "H"),
             TensorSpec("hidden_rows", "int32", ("N",)),  # the row of `hidden` that each row goes on from
-            *(TensorSpec(name, "float32", ("R",)) for name in _NOISE if self.sampled),
+            *(TensorSpec(name, "float32", ("R",)) for name in (TEMPERATURE, UNIFORM) if self.sampled),
             *cache_specs(self.config.deeper(1), self.index, limits, form),
         ]
 
@@ -103,20 +103,9 @@ class Mtp(Module):
 
     def _draft(self, logits_RV: Tensor, x: dict[str, Tensor]) -> Tensor:
         """int32 [R]."""
+        best_R = argmax.native(logits_RV)
         if not self.sampled:
-            return argmax.native(logits_RV)
-        temperature, uniform = _NOISE
-        q_RV = _law(ops.cast(logits_RV, "float32"), ops.reshape(x[temperature], (0, 1)))
+            return best_R
+        q_RV = draft_law.native(logits_RV, best_R, x[TEMPERATURE])
         logits_RV.net.output(q_RV, TensorSpec("q", "float32", ("R", self.config.vocab_size)))
-        return draw.native(q_RV, x[uniform])
-
-
-_NOISE = ("draft_temperature", "draft_uniform")
-
-
-def _law(logits_RV: Tensor, temperature_R1: Tensor) -> Tensor:
-    """softmax(logits / T), float32 [R, V]; of T = 0 the lowest argmax with certainty."""
-    greedy_R1 = temperature_R1.equals(0.0)
-    # Less the largest first: a small T would overflow.
-    z_RV = (logits_RV - ops.reduce(logits_RV, "MAX", 1)) / ops.select(greedy_R1, 1.0, temperature_R1)
-    return ops.select(greedy_R1, certain(logits_RV), ops.softmax(z_RV, 1))
+        return draw.native(q_RV, x[UNIFORM])

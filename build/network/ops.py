@@ -154,6 +154,11 @@ def narrow(x: Tensor, axis: int, start: int, size: int) -> Tensor:
     return x.net.add(layer, "slice")
 
 
+def column(x_NC: Tensor, at: int) -> Tensor:
+    """One column of a matrix, [N]."""
+    return reshape(narrow(x_NC, 1, at, 1), (-1,))
+
+
 def concat(parts: Sequence[Tensor], axis: int) -> Tensor:
     """The parts side by side along an axis; the part itself when there is only one."""
     if len(parts) == 1:
