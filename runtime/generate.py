@@ -111,7 +111,7 @@ def generate(load: Callable[[], Engine], wanted: Wanted, progress: Progress) -> 
     elif not console.is_terminal:
         _print(lines)
     if wanted.statistics is not None:
-        write_json(wanted.statistics, statistics(engine))
+        write_json(wanted.statistics.resolve(), statistics(engine))
     _summary(jobs, seconds, engine)
 
 
