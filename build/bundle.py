@@ -33,6 +33,7 @@ from glmspec.build.errors import EngineError, MissingCapability
 from glmspec.build.machine import compiler_for, this_machine
 from glmspec.build.models.acceptance import DraftLaw
 from glmspec.build.network.contract import Contract
+from glmspec.build.network.reader import read
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend
 from glmspec.build.validate.report import Report
@@ -56,7 +57,7 @@ def prepare(
         if report is not None:
             write_json(folder / REPORT, report.to_json())
         tokenizer = copy_tokenizer(deployment.verifier, folder)
-        kernels = _write_kernels(folder / PLUGINS, deployment.target, progress)
+        kernels = _write_kernels(folder / PLUGINS, deployment, proxy, progress)
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "checkpoints" not in path.parts]
         write_json(
             folder / "config.json",
@@ -130,19 +131,25 @@ def _prepared(
     }
 
 
-def _write_kernels(folder: Path, target: Target, progress: Progress) -> bool:
-    """The plugins' kernels for the target's GPU, where the kernel compiler is installed."""
-    from glmspec.plugins.kernels.compiler import write_kernels
+def _write_kernels(folder: Path, deployment: Deployment, proxy: Backend, progress: Progress) -> bool:
+    """The kernels of the plugins that the networks use, where the kernel compiler is installed."""
+    from glmspec.plugins.compiler import compile_variant, triton, write_variants
+    from glmspec.plugins.variants import network_variants, regions_of
 
     try:
-        with progress.stage(f"Compiling kernels for {target.compute_capability}"):
-            folder.mkdir()
-            write_kernels(folder, target.compute_capability)
-        return True
+        triton()
     except MissingCapability as error:
-        shutil.rmtree(folder)
         progress.note(f"no kernels in the bundle: {error}")
         return False
+    sm = deployment.target.compute_capability
+    with progress.stage(f"Compiling kernels for {sm}"):
+        nets = [
+            deployment.author(one, profile, proxy) for one in deployment.members for profile in deployment.profiles(one)
+        ]
+        regions = [region for net in nets for region in regions_of(read(net.definition, net.backend))]
+        variants, _ = network_variants(regions, sm)
+        write_variants(folder, sm, [compile_variant(variant) for variant in variants])
+    return True
 
 
 def open_bundle(bundle: Path) -> dict[str, Any]:

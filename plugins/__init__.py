@@ -1,13 +1,11 @@
 """The ops TensorRT lacks, one file each.
 
-Every op has a torch reference (the oracle), and a native lowering made of TensorRT layers
-that is tagged as a region of the network (see `glmspec.build.network.graph`). `OPS` lists
-the references by op name, for whoever replaces a region.
+Every op has a torch reference (the oracle), a native lowering made of TensorRT layers that is tagged as a region of the
+network (see `glmspec.build.network.graph`) and, where speed asks for it, a chain of plugins, whose kernels lie beside
+it. `OPS` lists them all (`spec.py` says what an op is).
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from glmspec.plugins import (
     accept,
@@ -29,26 +27,28 @@ from glmspec.plugins import (
     selector_walk,
     sparse_mla,
 )
+from glmspec.plugins.spec import Op
 
-# Each reference takes the region's inputs in order, then its attributes by name, and returns
-# the region's output or a tuple of them.
-OPS: dict[str, Callable] = {
-    "accept": accept.reference,
-    "adjust": adjust.reference,
-    "argmax": argmax.reference,
-    "block_attention": block_attention.reference,
-    "draft_law": draft_law.reference,
-    "draw": draw.reference,
-    "grouped_conv": grouped_conv.reference,
-    "index_topk": index_topk.reference,
-    "lowest_topk": lowest_topk.reference,
-    "margin": margin.reference,
-    "markov_walk": markov_walk.reference,
-    "moe": moe.reference,
-    "reject": reject.reference,
-    "rms_norm": rms_norm.reference,
-    "rounding": rounding.reference,
-    "sampling_law": sampling_law.reference,
-    "selector_walk": selector_walk.reference,
-    "sparse_mla": sparse_mla.reference,
+OPS: dict[str, Op] = {
+    op.OP.name: op.OP
+    for op in (
+        accept,
+        adjust,
+        argmax,
+        block_attention,
+        draft_law,
+        draw,
+        grouped_conv,
+        index_topk,
+        lowest_topk,
+        margin,
+        markov_walk,
+        moe,
+        reject,
+        rms_norm,
+        rounding,
+        sampling_law,
+        selector_walk,
+        sparse_mla,
+    )
 }

@@ -11,6 +11,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op
 
 
 def reference(
@@ -37,3 +38,12 @@ def native(logits_RV: Tensor, place_E2: Tensor, before_E: Tensor, factor_E: Tens
         z_E = ops.select(z_E > 0.0, z_E / factor_E, z_E * factor_E) + after_E
         outputs.append(ops.scatter_nd(logits_RV, place_E2, z_E))
     return outputs[0]
+
+
+OP = Op(
+    name="adjust",
+    inputs={"logits_RV": "T", "place_E2": "int32", "before_E": "float32", "factor_E": "float32", "after_E": "float32"},
+    outputs={"adjusted_RV": "float32"},
+    reference=reference,
+    native="a scatter of a few entries: TensorRT's scatter layer moves no more than a kernel would",
+)

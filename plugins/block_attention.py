@@ -19,6 +19,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op
 
 
 def reference(
@@ -150,3 +151,22 @@ def _mask_context(
         first = _first_seen(anchor_B111, net.constant(row_Q, "int32"), window, relative)
         seen = seen & (context > (first - 1))
     return ops.select(seen, score_BJQL, float("-inf"))
+
+
+OP = Op(
+    name="block_attention",
+    inputs={
+        "q_BRHD": "T",
+        "k_BRJD": "T",
+        "v_BRJD": "T",
+        "k_cache_XJPD": "T",
+        "v_cache_XJPD": "T",
+        "page_table_BM": "int32",
+        "anchor_B": "int32",
+    },
+    outputs={"out_BRHD": "T"},
+    optional={"start_B": "int32"},
+    attributes={"scale": float, "causal": bool, "window": int, "relative": bool},
+    reference=reference,
+    native="to come",
+)

@@ -10,6 +10,7 @@ import torch
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.plugins import argmax
+from glmspec.plugins.spec import Op
 
 
 def reference(score_NV: torch.Tensor, best_N: torch.Tensor, temperature_N: torch.Tensor) -> torch.Tensor:
@@ -33,3 +34,12 @@ def native(score_NV: Tensor, best_N: Tensor, temperature_N: Tensor) -> Tensor:
         drawn_NV = ops.softmax(below_NV / ops.select(greedy_N1, 1.0, heat_N1), 1)
         outputs.append(ops.select(greedy_N1, argmax.one_hot(best_N, score_NV.shape[1]), drawn_NV))
     return outputs[0]
+
+
+OP = Op(
+    name="draft_law",
+    inputs={"score_NV": "T", "best_N": "int32", "temperature_N": "float32"},
+    outputs={"law_NV": "float32"},
+    reference=reference,
+    native="part of the walks",
+)

@@ -12,6 +12,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op
 
 
 def reference(p_NV: torch.Tensor, u_N: torch.Tensor) -> torch.Tensor:
@@ -31,3 +32,12 @@ def native(p_NV: Tensor, u_N: Tensor) -> Tensor:
         passed_NV = ops.cast(ops.unary(above_NV, "NOT"), "int32")
         outputs.append(ops.minimum(ops.reduce(passed_NV, "SUM", 1, keep=False), size - 1))
     return outputs[0]
+
+
+OP = Op(
+    name="draw",
+    inputs={"p_NV": "float32", "u_N": "float32"},
+    outputs={"index_N": "int32"},
+    reference=reference,
+    native="part of the walks and of sampling",
+)

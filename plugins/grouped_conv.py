@@ -12,6 +12,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op
 
 
 def reference(x_BRD: torch.Tensor, base_TD: torch.Tensor, delta_BRTU: torch.Tensor) -> torch.Tensor:
@@ -39,3 +40,12 @@ def native(x_BRD: Tensor, base_TD: Tensor, delta_BRTU: Tensor) -> Tensor:
             total = term if total is None else total + term
         outputs.append(ops.reshape(total, (0, rows, columns)))
     return outputs[0]
+
+
+OP = Op(
+    name="grouped_conv",
+    inputs={"x_BRD": "T", "base_TD": "T", "delta_BRTU": "T"},
+    outputs={"y_BRD": "T"},
+    reference=reference,
+    native="to come",
+)

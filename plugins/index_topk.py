@@ -16,6 +16,7 @@ import torch
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.plugins import lowest_topk
+from glmspec.plugins.spec import Op
 
 
 def reference(
@@ -122,3 +123,21 @@ def _cache_rows(column_NK, page_table_GM, row_slot_N2, page_size) -> Tensor:
     ordinal_NK = column_NK // page_size
     page_NK = ops.gather_elements(ops.gather(page_table_GM, segment_N), ordinal_NK, 1)
     return page_NK * page_size + (column_NK - ordinal_NK * page_size)
+
+
+OP = Op(
+    name="index_topk",
+    inputs={
+        "q_NHD": "T",
+        "weight_NH": "float32",
+        "keys_X1PD": "T",
+        "page_table_GM": "int32",
+        "segment_rows_GS": "int32",
+        "row_slot_N2": "int32",
+        "positions_N": "int32",
+    },
+    outputs={"rows_NK": "int32", "visible_NK": "bool"},
+    attributes={"k": int, "at_once": int},
+    reference=reference,
+    native="to come",
+)

@@ -12,6 +12,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op
 
 
 def reference(score_NL: torch.Tensor, *, k: int) -> torch.Tensor:
@@ -41,3 +42,13 @@ def native(score_NL: Tensor, *, k: int) -> Tensor:
         _, column_NK = ops.topk(ops.select(keep_NL, falling_1L, float("-inf")), k, 1)
         outputs.append(column_NK)
     return outputs[0]
+
+
+OP = Op(
+    name="lowest_topk",
+    inputs={"score_NL": "float32"},
+    outputs={"column_NK": "int32"},
+    attributes={"k": int},
+    reference=reference,
+    native="part of index_topk and of the selector",
+)

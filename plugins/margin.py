@@ -9,6 +9,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op
 
 
 def reference(score_NV: torch.Tensor) -> torch.Tensor:
@@ -29,3 +30,12 @@ def native(score_NV: Tensor) -> Tensor:
             best_N2, _ = ops.topk(score_NV, 2, 1)
             outputs.append(ops.reshape(ops.narrow(best_N2, 1, 0, 1) - ops.narrow(best_N2, 1, 1, 1), (-1,)))
     return outputs[0]
+
+
+OP = Op(
+    name="margin",
+    inputs={"score_NV": "T"},
+    outputs={"ahead_N": "float32"},
+    reference=reference,
+    native="a top-2, which TensorRT's TopK layer reads once",
+)

@@ -23,6 +23,7 @@ import torch
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.plugins import argmax, draft_law, draw, margin
+from glmspec.plugins.spec import Op
 
 
 def reference(
@@ -161,3 +162,20 @@ def _native_feature(
     gate_BA, candidate_BA, output_BA = (ops.narrow(joint_BF, 1, part * rank, rank) for part in range(3))
     gate_BA = ops.sigmoid(gate_BA)
     return ops.tanh(output_BA), gate_BA * state_BA + (1.0 - gate_BA) * ops.tanh(candidate_BA)
+
+
+OP = Op(
+    name="markov_walk",
+    inputs={"logits_BJV": "T", "anchor_B": "int32", "w1_CA": "T", "w2_VA": "T"},
+    outputs={"ids_BJ": "int32", "scores_BJ": "T", "embeddings_BJA": "T"},
+    optional={
+        "rows_BRF": "T",
+        "recurrent_FI": "T",
+        "offset_V": "int32",
+        "temperature_B": "float32",
+        "uniform_BJ": "float32",
+    },
+    attributes={"head": str, "given": list, "margins": bool},
+    reference=reference,
+    native="to come",
+)

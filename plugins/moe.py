@@ -15,6 +15,7 @@ from glmspec.build.errors import NetworkError
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.plugins import rounding
+from glmspec.plugins.spec import Op
 
 # How the reference computes the chosen experts: for a few (token, expert) pairs it copies their experts'
 # weights; small weights it multiplies all at once, a batch an expert; else it loops over the experts hit.
@@ -138,3 +139,14 @@ def _layer(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle) 
         ops.transpose(down_EDF, (0, 2, 1)),
     )
     return ops.reshape(out_1ND, (-1, hidden))
+
+
+OP = Op(
+    name="moe",
+    inputs={"x_ND": "T", "expert_NA": "int32", "weight_NA": "float32", "gate_up_EFD": "T", "down_EDG": "T"},
+    outputs={"out_ND": "T"},
+    optional={"middle_E": "float32"},
+    attributes={"middle": str},
+    reference=reference,
+    native="TensorRT has a layer of its own for SM100 and SM103",
+)

@@ -23,6 +23,7 @@ import torch
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.plugins import accept, draw
+from glmspec.plugins.spec import Op
 
 _TINY = 1e-38
 
@@ -170,3 +171,23 @@ def _native_block(
         taken_B = (stands_B > u[j - 1]) & (count_B > (j - 1))
         tau_B, tau_chance_B = ops.select(taken_B, j, tau_B), ops.select(taken_B, chance_B, tau_chance_B)
     return tau_B, tau_chance_B
+
+
+OP = Op(
+    name="reject",
+    inputs={
+        "p_RV": "float32",
+        "draft_R": "int32",
+        "q_row_R": "int32",
+        "row_BQ": "int32",
+        "count_B": "int32",
+        "accept_R": "float32",
+        "last_B": "float32",
+        "block_B": "int32",
+        "q_ZK": "float32",
+    },
+    outputs={"accepted_B": "int32", "tokens_BQ": "int32"},
+    optional={"q_ids_ZK": "int32"},
+    reference=reference,
+    native="to come",
+)

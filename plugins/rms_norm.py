@@ -9,6 +9,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
@@ -26,3 +27,14 @@ def native(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
         normed = ops.cast(wide / ops.unary(mean + eps, "SQRT"), x.dtype)
         outputs.append(normed * weight_D)
     return outputs[0]
+
+
+OP = Op(
+    name="rms_norm",
+    inputs={"x_ND": "T", "weight_D": "T"},
+    outputs={"normed_ND": "T"},
+    attributes={"eps": float},
+    reference=reference,
+    native="TensorRT fuses this reduction with its neighbours (residual add, quantize); a plugin would force input "
+    "and output through memory",
+)

@@ -19,6 +19,7 @@ import torch
 from glmspec.build.network import ops
 from glmspec.build.network.formats import BLOCK, FP4_MAX, FP8_MAX, GROUP
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op
 
 _LEAST = 1e-12  # scale of a block of zeros
 _FP4_STEPS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between neighbours of 0, .5, 1, 1.5, 2, 3, 4, 6
@@ -86,3 +87,14 @@ def _groups(x: Tensor, scale: Tensor) -> Tensor:
     codes, step = ops.dynamic_quantize(ops.cast(ops.cast(x, "float32") / spread, x.dtype), GROUP)
     wide_step = ops.dequantize(step, scale, x.dtype, axis=0 if scale.rank else None)
     return ops.dequantize(codes, wide_step, x.dtype, (1,) * (x.rank - 1) + (GROUP,))
+
+
+OP = Op(
+    name="rounding",
+    inputs={"x_ND": "T"},
+    outputs={"rounded_ND": "T"},
+    optional={"scale_1": "float32"},
+    attributes={"format": str},
+    reference=reference,
+    native="TensorRT fuses quantize layers into the product that follows",
+)

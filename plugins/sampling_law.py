@@ -14,6 +14,7 @@ import torch
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.plugins import argmax
+from glmspec.plugins.spec import Op
 
 TOP_K_MOST = 1024  # TensorRT's TopK takes 3840 at most; larger ones cost a sort
 _LEAST = -110.0  # exp of less is 0 in float32
@@ -103,3 +104,18 @@ def _nucleus(z_RV: Tensor, weight_RV: Tensor, top_p_R1: Tensor) -> Tensor:
         low_R1 = low_R1 + (1.0 - short_R1) * width
     value_R1 = ops.reduce(ops.select(z_RV > low_R1, z_RV, 0.0), "MIN", 1)
     return ops.select(top_p_R1 < 1.0, value_R1, float("-inf"))
+
+
+OP = Op(
+    name="sampling_law",
+    inputs={
+        "logits_RV": "T",
+        "temperature_R": "float32",
+        "top_k_R": "int32",
+        "top_p_R": "float32",
+        "min_p_R": "float32",
+    },
+    outputs={"law_RV": "float32"},
+    reference=reference,
+    native="part of sampling and rejection",
+)

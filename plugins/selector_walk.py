@@ -17,6 +17,7 @@ import torch
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.plugins import draft_law, draw, lowest_topk, margin
+from glmspec.plugins.spec import Op
 
 _NO_ID = 2**31 - 1
 
@@ -124,3 +125,14 @@ def _place(id_BK: Tensor, id_B: Tensor) -> Tensor:
     column_1K = id_BK.net.constant(np.arange(id_BK.shape[1])[None], "int32")
     here_BK = id_BK.equals(ops.reshape(id_B, (0, 1)))
     return ops.reduce(ops.select(here_BK, column_1K, 0), "SUM", 1, keep=False)
+
+
+OP = Op(
+    name="selector_walk",
+    inputs={"logits_BJV": "T", "projected_BJA": "T", "anchor_B": "int32", "pred_CA": "T", "succ_VA": "T"},
+    outputs={"ids_BJ": "int32", "scores_BJ": "T", "margins_BJ": "float32"},
+    optional={"offset_V": "int32", "temperature_B": "float32", "uniform_BJ": "float32"},
+    attributes={"k": int, "given": list},
+    reference=reference,
+    native="to come",
+)

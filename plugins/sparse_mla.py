@@ -12,6 +12,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op
 
 
 def reference(
@@ -46,3 +47,13 @@ def native(
         # The whole row is multiplied and sliced after: slicing first would copy every gathered row.
         outputs.append(ops.narrow(ops.matmul(p_NHK, rows_NKD), 2, value_start, size - value_start))
     return outputs[0]
+
+
+OP = Op(
+    name="sparse_mla",
+    inputs={"q_NHD": "T", "cache_X1PD": "T", "rows_NK": "int32", "visible_NK": "bool"},
+    outputs={"out_NHV": "T"},
+    attributes={"scale": float, "value_start": int},
+    reference=reference,
+    native="to come",
+)

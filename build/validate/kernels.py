@@ -1,26 +1,29 @@
-"""Stage "kernels": the plugins' kernels compile for the target's GPU, within registers, stack and shared memory."""
+"""Stage "kernels": the kernels that the plugins launch compile for the target, within registers, stack, shared memory."""
 
 from __future__ import annotations
 
-from glmspec.build.configs.target import PROXY_CAPABILITY
 from glmspec.build.errors import NetworkError
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
-from glmspec.plugins.kernels import KERNELS
-from glmspec.plugins.kernels.compiler import compile_kernel
+from glmspec.plugins.compiler import SMS, compile_variant
+from glmspec.plugins.variants import network_variants, regions_of
 
 
 def check(case: Case, _) -> Checked:
-    """Compile every kernel with every signature."""
-    capability = case.deployment.target.compute_capability or PROXY_CAPABILITY
+    """Compile every variant that a region of a network asks for."""
+    sm = case.deployment.target.compute_capability
+    if sm not in SMS:
+        return Checked((f"{case.deployment.target.name}: its engines have TensorRT's layers only",))
+    regions = [one for _, _, network in case.networks() for one in regions_of(network.graph)]
+    variants, kept = network_variants(regions, sm)
     made, faults = [], []
-    for kernel in KERNELS.values():
-        case.tick(f"compiling the kernel {kernel.name}")
+    for variant in variants:
+        case.tick(f"compiling the plugin {variant.plugin.name}")
         try:
-            made += compile_kernel(kernel, capability)
+            made.append(compile_variant(variant))
         except NetworkError as error:
-            faults.append(Fault(f"kernel {kernel.name}", str(error), "Report it, with your version of triton."))
+            faults.append(Fault(f"plugin {variant.plugin.id}", str(error), "Report it, with your version of triton."))
     most = max((one.registers for one in made), default=0)
-    stack = max((one.stack for one in made), default=0)
-    fact = f"{capability}: {len(made)} kernels, at most {most} registers and {stack} bytes of stack"
-    return Checked((fact,), tuple(faults))
+    facts = [f"{sm}: {len(made)} kernels, at most {most} registers and no spilled one"]
+    facts += [f"TensorRT's layers instead of a plugin: {reason}" for reason in kept]
+    return Checked(tuple(facts), tuple(faults))

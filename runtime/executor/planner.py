@@ -154,7 +154,7 @@ class Planner(Scope):
             return emit(unit.nodes[0], self)
         arguments = [self.var(value) for value in unit.inputs]
         arguments += [f"{key}={value!r}" for key, value in sorted(unit.attributes.items())]
-        return f"OPS[{unit.op!r}]({', '.join(arguments)})"
+        return f"OPS[{unit.op!r}].reference({', '.join(arguments)})"
 
     def _release(self, at: int, unit: _Unit, last_use: dict[str, int]) -> None:
         """Give back the names of values this unit is the last to read."""

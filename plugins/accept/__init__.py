@@ -10,6 +10,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op, Plugin, Runs
 
 
 def reference(
@@ -28,8 +29,9 @@ def reference(
 def native(said_R: Tensor, draft_R: Tensor, row_BQ: Tensor, count_B: Tensor) -> tuple[Tensor, Tensor]:
     """Drafts accepted, int32 [B], and tokens, int32 [B, Q]: see `reference`."""
     with said_R.net.region("accept", [said_R, draft_R, row_BQ, count_B], {}) as outputs:
-        said_BQ, draft_BQ = ops.gather(said_R, row_BQ), ops.gather(draft_R, row_BQ)
-        outputs += [leading(said_BQ.equals(draft_BQ) & verified(count_B, row_BQ.shape[1])), said_BQ]
+        if not outputs:
+            said_BQ, draft_BQ = ops.gather(said_R, row_BQ), ops.gather(draft_R, row_BQ)
+            outputs += [leading(said_BQ.equals(draft_BQ) & verified(count_B, row_BQ.shape[1])), said_BQ]
     return outputs[0], outputs[1]
 
 
@@ -43,3 +45,33 @@ def leading(stands_BQ: Tensor) -> Tensor:
     """How many of each line are true before the first that is not, int32 [B]."""
     misses_BQ = ops.cumsum(ops.cast(ops.unary(stands_BQ, "NOT"), "int32"), 1)
     return ops.reduce(ops.cast(misses_BQ.equals(0), "int32"), "SUM", 1, keep=False)
+
+
+def plugged(run: Runs, said_R, draft_R, row_BQ, count_B) -> tuple:
+    """One launch: see `reference`."""
+    return run(ACCEPT, said_R, draft_R, row_BQ, count_B)
+
+
+ACCEPT = Plugin(
+    name="accept",
+    op="accept",
+    function="accept_kernel",
+    inputs={"said_R": "int32", "draft_R": "int32", "row_BQ": "int32", "count_B": "int32"},
+    outputs={"accepted_B": "int32", "tokens_BQ": "int32"},
+    sizes={"QP": "pow2(Q)"},
+    scalars=("B",),
+    grid=("cdiv(B, BLOCKS)",),
+    tiles={"": {"BLOCKS": 4, "WARPS": 1}},
+    bytes="4 * (4 * B * Q + 2 * B)",
+)
+OP = Op(
+    name="accept",
+    inputs=ACCEPT.inputs,
+    outputs=ACCEPT.outputs,
+    reference=reference,
+    plugged=plugged,
+    plugins=(ACCEPT,),
+    real={"B": "batch", "Q": "9", "R": "9 * batch"},
+    run_time="BR",
+    bytes=ACCEPT.bytes,
+)

@@ -11,6 +11,7 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import Op, Plugin, Runs
 
 
 def reference(x_NV: torch.Tensor) -> torch.Tensor:
@@ -28,8 +29,36 @@ def native(x_NV: Tensor) -> Tensor:
     """x [N, V] -> int32 [N]."""
     net, size = x_NV.net, x_NV.shape[-1]
     with net.region("argmax", [x_NV], {}) as outputs:
-        best_N1 = ops.reduce(x_NV, "MAX", 1)
-        column_1V = net.constant(np.arange(size)[None], "int32")
-        index_NV = ops.select(x_NV.equals(best_N1), column_1V, size)
-        outputs.append(ops.reduce(index_NV, "MIN", 1, keep=False))
+        if not outputs:
+            best_N1 = ops.reduce(x_NV, "MAX", 1)
+            column_1V = net.constant(np.arange(size)[None], "int32")
+            index_NV = ops.select(x_NV.equals(best_N1), column_1V, size)
+            outputs.append(ops.reduce(index_NV, "MIN", 1, keep=False))
     return outputs[0]
+
+
+def plugged(run: Runs, x_NV) -> tuple:
+    """One launch: see `reference`."""
+    return run(ARGMAX, x_NV)
+
+
+ARGMAX = Plugin(
+    name="argmax",
+    op="argmax",
+    function="argmax_kernel",
+    inputs={"x_NV": "T"},
+    outputs={"index_N": "int32"},
+    grid=("N",),
+    tiles={"": {"BLOCK": 8192, "WARPS": 16}},  # twice that spills on SM100
+    bytes="t * N * V + 4 * N",
+)
+OP = Op(
+    name="argmax",
+    inputs=ARGMAX.inputs,
+    outputs=ARGMAX.outputs,
+    reference=reference,
+    plugged=plugged,
+    plugins=(ARGMAX,),
+    real={"N": "9 * batch", "V": "154_880"},
+    bytes=ARGMAX.bytes,
+)

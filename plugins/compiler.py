@@ -1,0 +1,304 @@
+"""Compiles plugins ahead of time: Triton and the assembler it brings run on any machine, for any GPU.
+
+What comes out is PTX, which the driver assembles when an engine is loaded. It is assembled here too, with the
+assembler's defaults as the driver does, to know that it can be and what it uses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glmspec.build.errors import MissingCapability, NetworkError
+from glmspec.convert.files import write_bytes, write_json
+from glmspec.plugins.spec import Plugin
+
+LIMITS = "limits.json"  # beside each kernel
+TRITON = "triton==3.9.0"
+SHARED_MEMORY = 48 * 1024  # bytes of a program; whether TensorRT raises the driver's limit is not known
+# Architecture, and the oldest PTX version that knows it: a driver reads no newer one than its own. (86 for SM103
+# makes LLVM abort the process.)
+SMS = {"SM90": (90, 84), "SM100": (100, 86), "SM103": (103, 88)}
+_POINTERS = {
+    "float32": "*fp32",
+    "bfloat16": "*bf16",
+    "float16": "*fp16",
+    "int32": "*i32",
+    "bool": "*i1",
+    "float8_e4m3fn": "*fp8e4nv",
+}
+# Triton appends pointers to global scratch memory and to a profiler's: no kernel of ours uses them, and TensorRT
+# would pass nothing there.
+_HIDDEN = 2
+_ENTRY = re.compile(r"\.visible \.entry (\w+)\(\s*(.*?)\s*\)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is compiled: a plugin for one SM, compute dtype and set of compile-time numbers.
+
+    constants: the kernel's compile-time parameters, in the kernel's order.
+    """
+
+    plugin: Plugin
+    sm: str
+    compute: str
+    constants: tuple[tuple[str, Any], ...]
+
+    @property
+    def name(self) -> str:
+        """Readable, and different for different variants."""
+        key = json.dumps([self.plugin.id, self.sm, self.compute, self.constants])
+        return f"{self.plugin.id}.{self.compute}.{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Every launch parameter and its Triton type, in order: inputs, int32 scalars, outputs."""
+        plugin, count = self.plugin, len(self.plugin.inputs)
+        pointers = [_POINTERS[dtype] for dtype in plugin.dtypes(self.compute)]
+        return (
+            dict(zip(plugin.inputs, pointers[:count], strict=True))
+            | dict.fromkeys(plugin.scalars, "i32")
+            | dict(zip(plugin.outputs, pointers[count:], strict=True))
+        )
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One variant, compiled.
+
+    entry: the function's name in the PTX.
+    ptx: the text; its parameters are the variant's.
+    cubin: the same, assembled.
+    sha256: hex digest of the text.
+    registers: of a thread.
+    stack: bytes of a thread; spilled registers are there.
+    shared_memory: bytes of a program that its launch must ask for.
+    warps: of 32 threads each, in a program.
+    """
+
+    variant: Variant
+    entry: str
+    ptx: str
+    cubin: bytes
+    sha256: str
+    registers: int
+    stack: int
+    shared_memory: int
+    warps: int
+
+
+def variant_of(plugin: Plugin, sm: str, compute: str, symbols: Mapping[str, Any]) -> Variant:
+    """The variant for these symbols, of which the kernel's compile-time parameters must be plain numbers. Raises
+    `NetworkError` when one is not, or when the kernel's parameters are not the plugin's."""
+    if sm not in SMS:
+        raise NetworkError(f"plugin {plugin.id}: found {sm}; kernels are compiled for {', '.join(SMS)}.")
+    function = kernel_of(plugin)
+    parameters = _parameters(function)
+    runtime = [name for name, constant in parameters.items() if not constant and name not in plugin.absent]
+    expected = [*plugin.inputs, *plugin.scalars, *plugin.outputs]
+    if runtime != expected:
+        raise NetworkError(f"kernel {plugin.function}: parameters {runtime}, expected the plugin's, {expected}")
+    constants = {}
+    for name, constant in parameters.items():
+        if name in plugin.absent:
+            constants[name] = None
+        elif constant:
+            found = symbols.get(name)
+            if not isinstance(found, (int, float, str)) or found == -1:
+                raise NetworkError(f"plugin {plugin.id}: {name}: found {found}, expected a number known at build time")
+            constants[name] = found
+    return Variant(plugin, sm, compute, tuple(constants.items()))
+
+
+def compile_variant(variant: Variant) -> Compiled:
+    """Compile one variant and compare it with its limits.
+
+    Not to be called by two threads at once: Triton's settings belong to the process. Raises `MissingCapability`
+    without Triton, and `NetworkError` when a kernel does not compile or uses more than its `limits.json` allows.
+    """
+    limits = _limits(variant.plugin, variant.sm)
+    made = _compile(variant)
+    _check(made, limits)
+    return made
+
+
+def write_variants(folder: Path, sm: str, made: Iterable[Compiled]) -> dict[str, Any]:
+    """Write PTX, cubins and a manifest.json into a folder, which is made; returns the manifest."""
+    made = sorted(made, key=lambda one: one.variant.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in made:
+        write_bytes(folder / f"{one.variant.name}.ptx", one.ptx.encode())
+        write_bytes(folder / f"{one.variant.name}.cubin", one.cubin)
+    manifest = {"sm": sm, "triton": triton().__version__, "plugins": [_manifest_row(one) for one in made]}
+    write_json(folder / "manifest.json", manifest)
+    return manifest
+
+
+def strip_hidden(ptx: str, parameters: int) -> str:
+    """PTX whose function has only the first `parameters` of its parameters.
+
+    Raises `NetworkError` when there are not two more, or when something reads those.
+    """
+    entry = _ENTRY.search(ptx)
+    declared = re.split(r",\s*", entry[2]) if entry else []
+    if len(declared) != parameters + _HIDDEN:
+        raise NetworkError(
+            f"PTX with {len(declared)} parameters: expected {parameters} and {_HIDDEN} hidden ones. "
+            f"Is this the Triton that glmspec knows ({TRITON})?"
+        )
+    before, after = ptx[: entry.start(2)], ptx[entry.end(2) :]
+    for hidden in declared[parameters:]:
+        name = hidden.split()[-1]
+        if ".u64" not in hidden or re.search(rf"\b{name}\b", after):
+            raise NetworkError(f"PTX of {entry[1]}: {name} should be an unused pointer to scratch memory and is not.")
+    return before + ",\n\t".join(declared[:parameters]) + after
+
+
+def triton() -> Any:
+    """The Triton package. Raises `MissingCapability` without it."""
+    try:
+        return importlib.import_module("triton")
+    except ImportError as error:
+        raise MissingCapability(
+            f"Compiling plugin kernels needs Triton, which cannot be imported ({error}). pip install {TRITON}"
+        ) from None
+
+
+def kernel_of(plugin: Plugin) -> Any:
+    """The Triton function of a plugin; an interpreted one under TRITON_INTERPRET."""
+    triton()
+    return getattr(importlib.import_module(f"glmspec.plugins.{plugin.op}.kernel"), plugin.function)
+
+
+def _parameters(function: Any) -> dict[str, bool]:
+    """Names of a Triton function's parameters, and whether each is a compile-time number."""
+    from triton import JITFunction
+
+    if isinstance(function, JITFunction):
+        return {one.name: one.is_constexpr for one in function.params}
+    annotations = function.fn.__annotations__  # an interpreted one
+    return {name: "constexpr" in str(annotations.get(name, "")) for name in function.arg_names}
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Nothing of this machine in the PTX (line info holds paths), and nothing read from or left in a cache."""
+    from triton import knobs
+
+    with knobs.cache.scope(), knobs.compilation.scope(), tempfile.TemporaryDirectory() as cache:
+        knobs.cache.dir = cache
+        knobs.compilation.disable_line_info = True
+        yield
+
+
+def _compile(variant: Variant) -> Compiled:
+    from triton import JITFunction
+    from triton import compile as triton_compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.errors import TritonError
+
+    plugin, function = variant.plugin, kernel_of(variant.plugin)
+    where = f"plugin {variant.name} on {variant.sm}"
+    if not isinstance(function, JITFunction):
+        raise NetworkError(f"{where}: is interpreted, and cannot be compiled. Unset TRITON_INTERPRET.")
+    arch, ptx_version = SMS[variant.sm]
+    constants, parameters = dict(variant.constants), variant.parameters
+    kinds = {name: "constexpr" if name in constants else parameters[name] for name in function.arg_names}
+    aligned = [["tt.divisibility", 16]]  # TensorRT's buffers are
+    attributes = {(at,): aligned for at, kind in enumerate(kinds.values()) if kind.startswith("*")}
+    tile = plugin.tile(variant.sm)
+    # No fused multiply-add: then the PTX says how each operation rounds, and no assembler may fuse.
+    options = {
+        "num_warps": tile["WARPS"],
+        "num_stages": tile.get("STAGES", 2),
+        "ptx_version": ptx_version,
+        "enable_fp_fusion": False,
+        "debug": False,
+    }
+    try:
+        with _settings():
+            source = ASTSource(function, kinds, constants, attributes)
+            built = triton_compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    except TritonError as error:
+        raise NetworkError(f"{where}: does not compile.\n{error}") from error
+    ptx = strip_hidden(built.asm["ptx"], len(parameters))
+    registers, stack, cubin = _assemble(ptx, arch, where)
+    return Compiled(
+        variant=variant,
+        entry=built.metadata.name,
+        ptx=ptx,
+        cubin=cubin,
+        sha256=hashlib.sha256(ptx.encode()).hexdigest(),
+        registers=registers,
+        stack=stack,
+        shared_memory=built.metadata.shared,
+        warps=tile["WARPS"],
+    )
+
+
+def _assemble(ptx: str, arch: int, where: str) -> tuple[int, int, bytes]:
+    """Registers, stack bytes and the cubin of PTX, from the assembler that Triton brings."""
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        command = [get_ptxas(arch).path, "-v", f"--gpu-name={sm_arch_from_capability(arch)}"]
+        done = subprocess.run([*command, str(source), "-o", str(cubin)], capture_output=True, text=True)
+        log = done.stdout + done.stderr
+        if done.returncode:
+            raise NetworkError(f"{where}: its PTX does not assemble.\n{log}")
+        made = cubin.read_bytes()
+    stack = sum(int(found) for found in re.findall(r"(\d+) bytes stack frame", log))
+    return int(re.search(r"Used (\d+) registers", log)[1]), stack, made
+
+
+def _limits(plugin: Plugin, sm: str) -> dict[str, int]:
+    """What one plugin may use on one GPU: registers by its file, no stack, the shared memory that any GPU gives."""
+    path = Path(__file__).parent / plugin.op / LIMITS
+    limits = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    registers = limits.get(plugin.name, {}).get(sm)
+    if registers is None:
+        raise NetworkError(f"plugin {plugin.id}: {plugin.op}/{LIMITS} has no limit of its registers for {sm}. Add one.")
+    return {"registers": registers, "stack": 0, "shared_memory": SHARED_MEMORY}
+
+
+def _check(one: Compiled, limits: Mapping[str, int]) -> None:
+    for what, unit in (("registers", ""), ("stack", " bytes"), ("shared_memory", " bytes")):
+        found, limit = getattr(one, what), limits[what]
+        if found > limit:
+            raise NetworkError(
+                f"plugin {one.variant.name} on {one.variant.sm}: {what.replace('_', ' ')}: found {found}{unit}, "
+                f"limit {limit}{unit}. Make its tile smaller, or change the limit in {one.variant.plugin.op}/{LIMITS}."
+            )
+
+
+def _manifest_row(one: Compiled) -> dict[str, Any]:
+    variant, plugin = one.variant, one.variant.plugin
+    return {
+        "name": plugin.id,
+        "op": plugin.op,
+        "compute": variant.compute,
+        "constants": dict(variant.constants),
+        "parameters": variant.parameters,
+        "file": f"{variant.name}.ptx",
+        "sha256": one.sha256,
+        "cubin": f"{variant.name}.cubin",
+        "cubin_sha256": hashlib.sha256(one.cubin).hexdigest(),
+        "entry": one.entry,
+        "registers": one.registers,
+        "stack": one.stack,
+        "shared_memory": one.shared_memory,
+        "launch": {"grid": list(plugin.grid), "sizes": dict(plugin.sizes), "warps": one.warps},
+    }

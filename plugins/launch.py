@@ -1,0 +1,79 @@
+"""Runs plugins on torch tensors: on a GPU, or on a CPU in Triton's interpreter (TRITON_INTERPRET=1).
+
+The kernels, their compile-time numbers and grids are those that engines get.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from glmspec.build.errors import NetworkError
+from glmspec.plugins.compiler import kernel_of, variant_of
+from glmspec.plugins.spec import Plugin, value
+
+
+class Launcher:
+    """`Runs` on torch tensors.
+
+    sm: whose tile sizes are used.
+    poison: what outputs hold before a launch, so that a place which a kernel forgets is seen.
+    programs: launched so far.
+    """
+
+    def __init__(self, sm: str = "SM90", poison: float | None = None) -> None:
+        self.sm = sm
+        self.poison = poison
+        self.programs = 0
+
+    def __call__(self, plugin: Plugin, *inputs: torch.Tensor, **attributes: Any) -> tuple[torch.Tensor, ...]:
+        """One launch. Raises `NetworkError` for inputs that are not the plugin's."""
+        compute = plugin.compute([self.dtype(x) for x in inputs])
+        for name, x in zip(plugin.inputs, inputs, strict=True):
+            if not x.is_contiguous():
+                raise NetworkError(f"plugin {plugin.id}: {name}: found strides {x.stride()}, expected it contiguous")
+        symbols = plugin.bind([tuple(x.shape) for x in inputs], attributes, self.sm)
+        variant = variant_of(plugin, self.sm, compute, symbols)
+        outputs = self._outputs(plugin, symbols, compute, dict(zip(plugin.inputs, inputs, strict=True)))
+        grid = tuple(value(rule, symbols) for rule in plugin.grid)
+        self.programs += math.prod(grid)
+        if math.prod(grid):
+            tile = plugin.tile(self.sm)
+            arguments = dict(zip(plugin.inputs, inputs, strict=True))
+            arguments |= {name: symbols[name] for name in plugin.scalars}
+            arguments |= dict(zip(plugin.outputs, outputs, strict=True))
+            options = {"num_warps": tile["WARPS"], "num_stages": tile.get("STAGES", 2), "enable_fp_fusion": False}
+            kernel_of(plugin)[grid](**arguments, **dict(variant.constants), **options)
+        return tuple(outputs)
+
+    def reshape(self, x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+        """A view."""
+        return x.view([x.shape[at] if dim == 0 else dim for at, dim in enumerate(dims)])
+
+    def shape(self, x: torch.Tensor) -> tuple[int, ...]:
+        """Sizes."""
+        return tuple(x.shape)
+
+    def dtype(self, x: torch.Tensor) -> str:
+        """Torch-style name."""
+        return str(x.dtype).removeprefix("torch.")
+
+    def _outputs(
+        self, plugin: Plugin, symbols: dict[str, Any], compute: str, inputs: dict[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        shapes = plugin.output_shapes(symbols)
+        dtypes = plugin.dtypes(compute)[len(inputs) :]
+        device = next(iter(inputs.values())).device
+        made = []
+        for name, shape, dtype in zip(plugin.outputs, shapes, dtypes, strict=True):
+            if name in plugin.aliased:
+                made.append(inputs[plugin.aliased[name]])
+                continue
+            out = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            if self.poison is not None:
+                out.view(torch.uint8 if out.dtype == torch.bool else out.dtype).fill_(self.poison)
+            made.append(out)
+        return made
