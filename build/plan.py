@@ -98,8 +98,11 @@ def _aim(net: Network, config, compute_capability: str) -> None:
     if _ahead_of_time(config):
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, compute_capability), 0)
-    elif net.form.mapping.tp > 1:
+        return
+    if net.form.mapping.tp > 1:
         config.set_preview_feature(trt.PreviewFeature.MULTIDEVICE_RUNTIME, True)
+    if net.form.plugins:  # some write in place
+        config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
 
 
 def _run_time_sizes(net: Network) -> bool:

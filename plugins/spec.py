@@ -202,22 +202,37 @@ def value(rule: str, symbols: Mapping[str, Any]) -> Any:
     return eval(rule, {"__builtins__": {}, **_FUNCTIONS}, dict(symbols))
 
 
-def _cdiv(a: Any, b: Any) -> Any:
-    return -(-a // b) if isinstance(a, int) and isinstance(b, int) else _symbolic(a, b)
-
-
-def _symbolic(a: Any, b: Any) -> Any:
-    return (a + (b - 1)) // b
-
-
 class Unknown:
     """A size that is known at run time only: whatever is made of it is one too."""
 
     def _same(self, *_: Any) -> Unknown:
         return self
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = __mod__ = _same
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _same
+    least = most = _same
 
 
 UNKNOWN = Unknown()
-_FUNCTIONS = {"cdiv": _cdiv, "pow2": lambda x: 1 << max(0, x - 1).bit_length(), "min": min, "max": max}
+
+
+def _cdiv(a: Any, b: Any) -> Any:
+    return (a + (b - 1)) // b
+
+
+def _min(a: Any, b: Any) -> Any:
+    return min(a, b) if _plain(a, b) else b.least(a) if _plain(a) else a.least(b)
+
+
+def _max(a: Any, b: Any) -> Any:
+    return max(a, b) if _plain(a, b) else b.most(a) if _plain(a) else a.most(b)
+
+
+def _plain(*sizes: Any) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
+def _pow2(x: int) -> int:
+    return 1 << max(0, x - 1).bit_length()
+
+
+_FUNCTIONS = {"cdiv": _cdiv, "pow2": _pow2, "min": _min, "max": _max}

@@ -75,7 +75,8 @@ class Form:
     """compute: "float32" or "bfloat16". formats: of the weights that are quantized, by name. scaled: names of those
     whose activations are quantized too, by a scale of the checkpoint. profile: the steps it is for (see
     `EngineLimits.profiles`). moe: "composed" of ordinary layers, or TensorRT's own "layer" (SM100, SM103). sizes:
-    contract symbols that are fixed, for a network of one static bucket."""
+    contract symbols that are fixed, for a network of one static bucket. plugins: the GPU, like "SM100", whose plugins
+    stand in for layers; empty: layers only."""
 
     compute: str
     mapping: Mapping = field(default_factory=Mapping)
@@ -84,6 +85,7 @@ class Form:
     profile: str = CONTEXT
     moe: str = "composed"
     sizes: Table[str, int] = field(default_factory=dict)
+    plugins: str = ""
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -153,16 +153,26 @@ class Network:
 
     @contextmanager
     def region(self, op: str, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> Iterator[list[Tensor]]:
-        """Tag the layers made inside as one op. The caller appends the op's outputs to the yielded list."""
+        """Tag the layers made inside as one op. The caller appends its outputs to the yielded list, unless they are
+        there: plugins have made them."""
         if self._region is not None:  # an op used inside another one belongs to it
-            yield []
+            yield self._plugged(op, inputs, attributes)
             return
         self._regions.append(_Region(op, list(inputs), [], attributes))
         self._region = len(self._regions)
         try:
+            self._regions[-1].outputs += self._plugged(op, inputs, attributes)
             yield self._regions[-1].outputs
         finally:
             self._region = None
+
+    def _plugged(self, op: str, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> list[Tensor]:
+        """The op's outputs as its plugins give them; none where layers are to."""
+        if not self.form.plugins:
+            return []
+        from glmspec.plugins.registration import author
+
+        return author(self, op, inputs, attributes)
 
     def finish(self) -> Network:
         """Write the regions' heads into the metadata, now that every tensor has its final name; returns self."""
@@ -174,7 +184,8 @@ class Network:
                 "outputs": [tensor.trt.name for tensor in region.outputs],
                 "attributes": region.attributes,
             }
-            region.first.metadata = json.dumps(head, sort_keys=True)
+            said = json.loads(region.first.metadata)  # of a plugin layer: which one
+            region.first.metadata = json.dumps({**said, **head}, sort_keys=True)
         return self
 
     # -- layers ----------------------------------------------------------------------------

@@ -176,6 +176,13 @@ def _collective(layer: Any, _: Backend) -> dict[str, Any]:
     return {"op": said["collective"], "ranks": layer.num_ranks}
 
 
+def _plugin(layer: Any, _: Backend) -> dict[str, Any]:
+    said = json.loads(layer.metadata) if layer.metadata.startswith("{") else {}
+    if "plugin" not in said:
+        raise NetworkError(f"{layer.name}: a plugin that glmspec did not author: its attributes cannot be read back")
+    return said["plugin"]
+
+
 def _nothing(*_: Any) -> dict[str, Any]:
     return {}
 
@@ -221,6 +228,7 @@ _READERS: dict[str, tuple[str, Callable[[Any, Backend], dict[str, Any]]]] = {
     ),
     "MOE": ("IMoELayer", lambda layer, _: {"activation": _enum(layer.activation_type)}),
     "NORMALIZATION": ("INormalizationLayer", _normalization),
+    "PLUGIN_V3": ("IPluginV3Layer", _plugin),
     "QUANTIZE": ("IQuantizeLayer", lambda layer, backend: _scaled(layer, backend)),
     "REDUCE": (
         "IReduceLayer",

@@ -1,4 +1,4 @@
-"""Stage "kernels": the kernels that the plugins launch compile for the target, within registers, stack, shared memory."""
+"""Stage "kernels": the kernels of the networks' plugins compile for the target, within their limits."""
 
 from __future__ import annotations
 
