@@ -20,7 +20,7 @@ from typing import Any
 from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS, Target
-from glmspec.build.deployment import Deployment, Member
+from glmspec.build.deployment import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, Deployment, Member
 from glmspec.build.engine_writer import (
     REPORT,
     TOKENIZER,
@@ -30,10 +30,10 @@ from glmspec.build.engine_writer import (
     written_weights,
 )
 from glmspec.build.errors import EngineError, MissingCapability
+from glmspec.build.kernels import graphs_of, kernels_of
 from glmspec.build.machine import compiler_for, this_machine
 from glmspec.build.models.acceptance import DraftLaw
 from glmspec.build.network.contract import Contract
-from glmspec.build.network.reader import read
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend
 from glmspec.build.validate.report import Report
@@ -68,7 +68,8 @@ def prepare(
                 "limits": asdict(deployment.limits),
                 "members": members,
                 "tokenizer": TOKENIZER if tokenizer else None,
-                "plugins": PLUGINS if kernels else None,
+                "plugins": deployment.plugins,
+                "kernels": PLUGINS if kernels else None,
                 "files": {str(path.relative_to(folder)): sha256(path) for path in files},
                 "finish": f"glmspec-build engine --from-bundle {out} -o ENGINES",
             },
@@ -93,7 +94,7 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
         )
     for member, prepared in zip(deployment.members, record["members"], strict=True):
         for profile in deployment.profiles(member):  # before anything is compiled: minutes of that machine cost
-            contract = deployment.author(member, profile, tensorrt).contract()
+            contract = deployment.author(member, profile, tensorrt, plugged=True).contract()
             _same_contract(bundle, member.name, profile, contract, Contract.from_json(prepared["contract"]))
     compiled = {member.name: compile_member(deployment, member, tensorrt, progress) for member in deployment.members}
     with new_folder(out, ENGINES, [bundle]) as folder:
@@ -133,22 +134,18 @@ def _prepared(
 
 def _write_kernels(folder: Path, deployment: Deployment, proxy: Backend, progress: Progress) -> bool:
     """The kernels of the plugins that the networks use, where the kernel compiler is installed."""
-    from glmspec.plugins.compiler import compile_variant, triton, write_variants
-    from glmspec.plugins.variants import network_variants, regions_of
+    from glmspec.plugins.compiler import compile_all, triton, write_compiled
 
+    if deployment.plugins == PLUGINS_OFF:
+        return False
     try:
         triton()
     except MissingCapability as error:
         progress.note(f"no kernels in the bundle: {error}")
         return False
-    sm = deployment.target.compute_capability
-    with progress.stage(f"Compiling kernels for {sm}"):
-        nets = [
-            deployment.author(one, profile, proxy) for one in deployment.members for profile in deployment.profiles(one)
-        ]
-        regions = [region for net in nets for region in regions_of(read(net.definition, net.backend))]
-        variants, _ = network_variants(regions, sm)
-        write_variants(folder, sm, [compile_variant(variant) for variant in variants])
+    with progress.stage(f"Compiling kernels for {deployment.target.compute_capability}"):
+        kernels = kernels_of(deployment, graphs_of(deployment, proxy))
+        write_compiled(folder, deployment.target.compute_capability, compile_all(kernels.variants))
     return True
 
 
@@ -161,6 +158,7 @@ def open_bundle(bundle: Path) -> dict[str, Any]:
     fields = Fields(record, f"{bundle}/config.json")
     fields.choice("target", tuple(TARGETS))
     fields.choice("compute", ("float32", "bfloat16"))
+    fields.choice("plugins", (PLUGINS_AUTO, PLUGINS_ON, PLUGINS_OFF))
     fields.section("limits")
     members = record.get("members")
     if not isinstance(members, list) or not members or not all(one.keys() >= _MEMBER for one in members):
@@ -190,7 +188,7 @@ def _deployment(bundle: Path, record: dict[str, Any], target: Target) -> Deploym
             )
         members.append(_member(one, home, checkpoint))
     limits = EngineLimits(**record["limits"])
-    return Deployment(target, tuple(members), limits, record["compute"])
+    return Deployment(target, tuple(members), limits, record["compute"], record["plugins"])
 
 
 def _member(record: dict[str, Any], home: Path, checkpoint: Checkpoint) -> Member:

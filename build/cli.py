@@ -19,6 +19,7 @@ from glmspec.build.errors import GlmspecError
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _OUT = click.Path(file_okay=False, path_type=Path)
+_UNSAID = (None, (), False, "auto", "greedy")  # what size options are that nobody gave
 
 
 class _Commands(click.Group):
@@ -148,7 +149,7 @@ def engine(
         from glmspec.build.bundle import finish, finished_name
 
         given = (verifier, drafters, target, *sizes.values())
-        if any(value not in (None, (), False, "auto", "greedy") for value in given):
+        if any(value not in _UNSAID for value in given):
             raise click.UsageError("--from-bundle knows its models, target and sizes: leave them out")
         output = output or finished_name(bundle)
         finish(bundle, output, RichProgress())
@@ -197,6 +198,45 @@ def validate(
     options = build_options(sizes)
     code = validate_command(source, drafters, TARGETS[target], options, wanted, outputs, config_only=config_only)
     sys.exit(code)
+
+
+@main.command()
+@click.option("--verifier", type=PLACE,
+              help="Compile what its networks and the drafters' use. Default: what the full model's do.")  # fmt: skip
+@sizes
+@click.option(
+    "--config-only", is_flag=True, help="The verifier and drafters are config.json files, or folders with one."
+)
+@click.option("--op", "ops", multiple=True, metavar="NAME", help="Of this op only; may be given several times.")
+@click.option("-o", "--output", type=_OUT, help="Folder to write PTX, cubins and a manifest to.")
+def plugins(
+    verifier: Path | None,
+    drafters: tuple[Path, ...],
+    target: str | None,
+    config_only: bool,
+    ops: tuple[str, ...],
+    output: Path | None,
+    **sizes: Any,
+) -> None:
+    """Compile the plugins' kernels for a target. Needs Triton, no GPU; fails when one spills or passes its limits."""
+    if target is None:
+        raise click.UsageError("Missing option '--target'.")
+    if verifier is None and (drafters or config_only or any(value not in _UNSAID for value in sizes.values())):
+        raise click.UsageError("sizes are those of the full model without --verifier: leave other options out")
+    if verifier and ops:
+        raise click.UsageError("--verifier and --op exclude each other")
+    from glmspec.build.compile_plugins import compile_plugins, full_model, of_deployment
+    from glmspec.build.deployment import open_deployment
+    from glmspec.build.progress import RichProgress
+
+    progress = RichProgress()
+    if verifier:
+        options = build_options(sizes)
+        deployment = open_deployment(verifier, drafters, TARGETS[target], options, config_only=config_only)
+        variants = of_deployment(deployment, progress)
+    else:
+        variants = full_model(TARGETS[target], ops)
+    compile_plugins(variants, TARGETS[target], output, progress)
 
 
 @main.command()

@@ -43,6 +43,9 @@ def sizes(command: Any) -> Any:
         click.option("--draft-sampling", type=click.Choice(["greedy", "probabilistic"]), default="greedy",
                      show_default=True, help="Drafts are the drafter's best, or drawn at the request's temperature."),
         click.option("--mtp", is_flag=True, help="Also the verifier's multi-token-prediction module, as a drafter."),
+        click.option("--plugins", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
+                     help="Plugins in place of TensorRT's layers. auto: where the target has them and sizes allow; on: "
+                          "refuse otherwise."),
         click.option("--dtype", type=DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs."),
         click.option("--kv-cache-dtype", type=click.Choice(["auto", "fp8"]), default="auto", show_default=True,
                      help="auto: the compute dtype, all that TensorRT's cache update takes."),

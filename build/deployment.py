@@ -34,6 +34,7 @@ from glmspec.convert.recipe import RECIPES
 
 VERIFIER, MTP = "verifier", "mtp"
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"  # how drafts are chosen
+PLUGINS_AUTO, PLUGINS_ON, PLUGINS_OFF = "auto", "on", "off"  # whether plugins stand in for TensorRT's layers
 MTP_DRAFTS_MOST = 16
 MTP_DRAFTS = 3  # of an MTP module in a step; later ones seldom stand
 Config = VerifierConfig | DrafterConfig
@@ -56,6 +57,7 @@ class Options:
     drafter_window: str | None = None  # None: as each drafter's format is trained
     num_speculative_tokens: int | None = None  # drafts of a block; None: as many as each drafter's checkpoint allows
     draft_sampling: str = GREEDY  # or "probabilistic": drafts are drawn
+    plugins: str = PLUGINS_AUTO  # on: refuse where one cannot be
 
 
 class Origin(Protocol):
@@ -181,12 +183,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A verifier (the first member), its drafters and the acceptance networks, for a target."""
+    """A verifier (the first member), its drafters and the acceptance networks, for a target. plugins: see `Options`."""
 
     target: Target
     members: tuple[Member, ...]
     limits: EngineLimits
     compute: str
+    plugins: str = PLUGINS_AUTO
 
     @property
     def verifier(self) -> Member:
@@ -215,9 +218,19 @@ class Deployment:
         moe = self.target.moe if profile == GENERATION else "composed"
         return replace(member.origin.form(self.compute), profile=profile, moe=moe)
 
-    def author(self, member: Member, profile: str, backend: Backend, *, static: bool = False) -> Network:
-        """A member's network for a profile. static: every size fixed at its greatest."""
+    @property
+    def has_plugins(self) -> bool:
+        """Whether the target's TensorRT has plugins: tensorrt_rtx has none, the executor runs their references."""
+        return self.target.package == "tensorrt"
+
+    def author(
+        self, member: Member, profile: str, backend: Backend, *, static: bool = False, plugged: bool = False
+    ) -> Network:
+        """A member's network for a profile. static: every size fixed at its greatest. plugged: with plugins, where they
+        are wanted and the target has them; for the target's own TensorRT only."""
         form = self.form(member, profile)
+        if plugged and self.has_plugins and self.plugins != PLUGINS_OFF:
+            form = replace(form, plugins=self.target.compute_capability)
         if static:
             ranges = member.ranges(self.limits)[profile]
             form = replace(form, sizes={symbol: most for symbol, (_, _, most) in ranges.items()})
@@ -249,7 +262,12 @@ def open_deployment(
     laws = dict.fromkeys(one.law for one in (*modules, *others) if one.law)
     judges = [Member(name, first.folder, first.origin) for name in NETWORKS]
     judges += [Member(rejecting(law), first.folder, first.origin, q=law) for law in laws]
-    return Deployment(target, (verifier_member, *modules, *others, *judges), limits, compute)
+    members = (verifier_member, *modules, *others, *judges)
+    made = Deployment(target, members, limits, compute, options.plugins)
+    if made.plugins == PLUGINS_ON and not made.has_plugins:
+        have = f"{target.package} has no plugins" if target.package else "the executor runs the plugins' references"
+        raise ConfigError(f"--plugins: found on, expected auto or off for --target {target.name}: {have}.")
+    return made
 
 
 def _check_options(drafters: Sequence[Path], options: Options) -> None:

@@ -14,6 +14,7 @@ from glmspec.build.configs.target import PROXY_PACKAGE, Target
 from glmspec.build.deployment import MTP, Deployment, Options, open_deployment
 from glmspec.build.engine_writer import REPORT, compile_member, write_engines
 from glmspec.build.errors import MissingCapability
+from glmspec.build.kernels import check_plugins
 from glmspec.build.machine import compiler_for
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
 from glmspec.build.progress import Progress
@@ -47,6 +48,7 @@ def build_engines(
         steps = greatest_steps(deployment, author)
         plan = plan_memory(deployment, steps)
     deployment = planned(deployment, plan, progress)
+    check_plugins(deployment, steps)
     report = None
     if check:
         report = validate(deployment, Wanted.before_building(bundle=tensorrt is None), progress, steps=steps)

@@ -54,7 +54,7 @@ def compile_member(
     ranges = member.ranges(deployment.limits)
     for profile in deployment.profiles(member):
         with progress.stage(f"Authoring the {member.name} network ({profile})"):
-            net = deployment.author(member, profile, tensorrt)
+            net = deployment.author(member, profile, tensorrt, plugged=True)
             graph = read(net.definition, net.backend)
         built = None
         if deployment.target.package:
@@ -113,6 +113,7 @@ def _write_member(
             "pretrained_config": checkpoint.record,
             "build_config": {
                 "compute": deployment.compute,
+                "plugins": deployment.plugins,
                 **member.choices,
                 "num_drafts": member.num_drafts,
                 "law": asdict(member.law) if member.law else None,

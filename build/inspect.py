@@ -29,9 +29,12 @@ def show(folder: Path) -> None:
         _show_checkpoint(console, folder, record)
     elif "engines" in record:
         _show_repository(console, folder, record)
+    elif "kernels_for" in record:
+        _show_kernels(console, folder, record)
     else:
         raise GlmspecError(
-            f"{folder}: not a converted checkpoint, engine directory, engine bundle or model repository of glmspec."
+            f"{folder}: not a converted checkpoint, engine directory, engine bundle, kernel folder or model repository "
+            "of glmspec."
         )
 
 
@@ -96,6 +99,19 @@ def _show_repository(console: Console, folder: Path, record: dict[str, Any]) -> 
         console.print(table)
         for key, value in sorted(config.parameters.items()):
             console.print(f"{key}: {value.string_value or '-'}", markup=False)
+
+
+def _show_kernels(console: Console, folder: Path, record: dict[str, Any]) -> None:
+    manifest = read_json(folder / "manifest.json")
+    place, triton = escape(str(folder)), manifest["triton"]
+    console.print(f"[bold]{place}[/bold]: kernels for {record['kernels_for']} ({manifest['sm']}), by Triton {triton}")
+    table = _table("Plugins", "name", "constants", "grid", "warps", "registers", "shared memory")
+    for one in manifest["plugins"]:
+        constants = ", ".join(f"{key} {value}" for key, value in one["constants"].items())
+        launch = one["launch"]
+        numbers = (launch["warps"], one["registers"], one["shared_memory"])
+        table.add_row(one["name"], constants, ", ".join(launch["grid"]), *(f"{number:,}" for number in numbers))
+    console.print(table)
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -31,7 +31,15 @@ def verify_folder(folder: Path, progress: Progress) -> str:
                 check_digest(folder / name / plan["file"], plan["sha256"], "Build the engine directory again.")
         lines = [_verify_checkpoint(directory.checkpoint(name), progress) for name in directory.names]
         return "\n".join([f"{folder}: engine directory: as it was built", *lines])
-    raise GlmspecError(f"{folder}: not a converted checkpoint, engine bundle or engine directory of glmspec.")
+    if "kernels_for" in record:
+        kernels = read_json(folder / "manifest.json")["plugins"]
+        for one in kernels:
+            check_digest(folder / one["file"], one["sha256"], "Compile the plugins again.")
+            check_digest(folder / one["cubin"], one["cubin_sha256"], "Compile the plugins again.")
+        return f"{folder}: kernel folder: {len(kernels)} kernels as they were compiled"
+    raise GlmspecError(
+        f"{folder}: not a converted checkpoint, engine bundle, engine directory or kernel folder of glmspec."
+    )
 
 
 def _verify_checkpoint(checkpoint: Checkpoint, progress: Progress) -> str:

@@ -17,7 +17,7 @@ from glmspec.build.errors import GlmspecError
 PRODUCER = "glmspec"
 CHECKPOINT, HF_CHECKPOINT = "checkpoint", "Hugging Face checkpoint"
 ENGINES, MODEL_ENGINE, REPOSITORY = "engine directory", "engine", "model repository"
-BUNDLE = "engine bundle"
+BUNDLE, KERNELS = "engine bundle", "kernel folder"
 _CHUNK = 1 << 22
 
 

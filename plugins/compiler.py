@@ -12,7 +12,7 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from glmspec.build.errors import MissingCapability, NetworkError
 from glmspec.convert.files import write_bytes, write_json
 from glmspec.plugins.spec import Plugin
 
+HERE = Path(__file__).parent
 LIMITS = "limits.json"  # beside each kernel
 TRITON = "triton==3.9.0"
 SHARED_MEMORY = 48 * 1024  # bytes of a program; whether TensorRT raises the driver's limit is not known
@@ -132,8 +133,22 @@ def compile_variant(variant: Variant) -> Compiled:
     return made
 
 
-def write_variants(folder: Path, sm: str, made: Iterable[Compiled]) -> dict[str, Any]:
-    """Write PTX, cubins and a manifest.json into a folder, which is made; returns the manifest."""
+def compile_all(variants: Iterable[Variant], tick: Callable[[Variant], None] = lambda one: None) -> list[Compiled]:
+    """Compile variants. tick: called before each. Raises `NetworkError` with all that is wrong with any of them."""
+    made, wrong = [], []
+    for variant in variants:
+        tick(variant)
+        try:
+            made.append(compile_variant(variant))
+        except NetworkError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise NetworkError("\n".join(wrong))
+    return made
+
+
+def write_compiled(folder: Path, sm: str, made: Iterable[Compiled]) -> None:
+    """Write PTX, cubins and a manifest.json into a folder, which is made."""
     made = sorted(made, key=lambda one: one.variant.name)
     folder.mkdir(parents=True, exist_ok=True)
     for one in made:
@@ -141,7 +156,6 @@ def write_variants(folder: Path, sm: str, made: Iterable[Compiled]) -> dict[str,
         write_bytes(folder / f"{one.variant.name}.cubin", one.cubin)
     manifest = {"sm": sm, "triton": triton().__version__, "plugins": [_manifest_row(one) for one in made]}
     write_json(folder / "manifest.json", manifest)
-    return manifest
 
 
 def strip_hidden(ptx: str, parameters: int) -> str:
@@ -266,7 +280,7 @@ def _assemble(ptx: str, arch: int, where: str) -> tuple[int, int, bytes]:
 
 def _limits(plugin: Plugin, sm: str) -> dict[str, int]:
     """What one plugin may use on one GPU: registers by its file, no stack, the shared memory that any GPU gives."""
-    path = Path(__file__).parent / plugin.op / LIMITS
+    path = HERE / plugin.op / LIMITS
     limits = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     registers = limits.get(plugin.name, {}).get(sm)
     if registers is None:

@@ -17,7 +17,7 @@ from typing import Any
 from glmspec.build.errors import MissingCapability
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.plugins import OPS
-from glmspec.plugins.compiler import Compiled, Variant, compile_variant, variant_of
+from glmspec.plugins.compiler import Compiled, Variant, compile_variant, triton, variant_of
 from glmspec.plugins.spec import NoPlugin, Plugin, dims, value
 
 NAMESPACE = "glmspec"
@@ -80,7 +80,8 @@ class Authored:
 @functools.cache
 def register(plugin: Plugin, package: str) -> Any:
     """Make a plugin known to a TensorRT package, once a process; returns its `plugin` module. Raises
-    `MissingCapability` where the package has none."""
+    `MissingCapability` where the package has none, or no Triton is here to compile with."""
+    triton()
     importlib.import_module("numpy.typing")  # tensorrt.plugin uses it and, with numpy 1, would not find it
     try:
         trt, trtp = importlib.import_module(package), importlib.import_module(f"{package}.plugin")

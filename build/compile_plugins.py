@@ -1,0 +1,81 @@
+"""`glmspec-build plugins`: the plugins' kernels compiled ahead of time, for the full model's sizes or for a deployment.
+
+    KERNELS/config.json          what the folder is
+    KERNELS/manifest.json        every kernel: constants, parameters, registers, launch rule, hashes
+    KERNELS/NAME.ptx, .cubin     what TensorRT is given, and the same assembled
+
+Nothing is written when a kernel spills or passes a limit of its `limits.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from glmspec.build.configs.target import TARGETS, Target
+from glmspec.build.deployment import Deployment
+from glmspec.build.errors import ConfigError
+from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
+from glmspec.build.progress import Progress
+from glmspec.build.validate.case import Case
+from glmspec.convert.files import KERNELS, new_folder, producer, refuse_to_replace, write_json
+from glmspec.plugins import OPS
+from glmspec.plugins.compiler import SMS, Compiled, Variant, compile_all, write_compiled
+from glmspec.plugins.spec import COMPUTE
+from glmspec.plugins.variants import real_variants
+
+
+def full_model(target: Target, ops: Sequence[str] = ()) -> list[Variant]:
+    """The kernels of the full model's sizes. ops: of these only. Raises `ConfigError` for a target without plugins."""
+    sm = target.compute_capability
+    if sm not in SMS:
+        able = ", ".join(one.name for one in TARGETS.values() if one.compute_capability in SMS)
+        raise ConfigError(f"--target: found {target.name}, which has no plugins, expected one of {able}.")
+    able = [name for name, op in OPS.items() if op.plugged]
+    for name in ops:
+        if name not in able:
+            raise ConfigError(f"--op: found {name}, expected one of {', '.join(able)}.")
+    variants = [one for name in ops or able for one in real_variants(OPS[name], sm, target.compute)]
+    return list(dict.fromkeys(variants))
+
+
+def of_deployment(deployment: Deployment, progress: Progress) -> list[Variant]:
+    """The kernels that a deployment's networks use."""
+    with progress.stage("Authoring the networks"):
+        graphs = graphs_of(deployment, Case(deployment).backend)
+        kernels = kernels_of(deployment, graphs)
+    check_plugins(deployment, graphs)
+    for reason in kernels.kept:
+        progress.note(f"TensorRT's layers instead of a plugin: {reason}")
+    return list(kernels.variants)
+
+
+def compile_plugins(variants: Sequence[Variant], target: Target, out: Path | None, progress: Progress) -> None:
+    """Compile, show a table, and write a folder if asked to. Raises `NetworkError` with all that is wrong."""
+    if out is not None:
+        refuse_to_replace(out, KERNELS)
+    sm = target.compute_capability
+    with progress.steps(f"Compiling for {sm}", len(variants)) as advance:
+        made = compile_all(variants, lambda one: (progress.doing(one.plugin.name), advance(one.name)))
+    Console().print(_table(sm, made))
+    if out is not None:
+        with new_folder(out, KERNELS) as folder:
+            write_compiled(folder, sm, made)
+            write_json(folder / "config.json", {"producer": producer(KERNELS), "kernels_for": target.name})
+
+
+def _table(sm: str, made: Sequence[Compiled]) -> Table:
+    table = Table(title=f"Kernels for {sm}: none spills", title_justify="left")
+    table.add_column("plugin", no_wrap=True)
+    table.add_column("dtype", no_wrap=True)
+    for name in ("registers", "shared memory", "warps", "cubin bytes"):
+        table.add_column(name, justify="right")
+    for one in made:
+        plugin = one.variant.plugin
+        dtype = one.variant.compute if COMPUTE in (*plugin.inputs.values(), *plugin.outputs.values()) else "-"
+        row = (one.registers, one.shared_memory, one.warps, len(one.cubin))
+        table.add_row(plugin.id, dtype, *(f"{cell:,}" for cell in row))
+    return table

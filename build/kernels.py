@@ -1,0 +1,52 @@
+"""The plugins that a deployment's networks use, and the kernels they need.
+
+Networks that are checked and planned with hold TensorRT's layers only; a plugin takes the place of a region when a
+network is compiled by a TensorRT that has plugins. Both have the same inputs and outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glmspec.build.deployment import PLUGINS_OFF, PLUGINS_ON, Deployment
+from glmspec.build.errors import ConfigError
+from glmspec.build.network.reader import Graph, read
+from glmspec.build.trt import Backend
+from glmspec.plugins.compiler import Variant
+from glmspec.plugins.variants import network_variants, regions_of
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """variants: to be compiled. kept: why regions keep TensorRT's layers, a reason once."""
+
+    variants: tuple[Variant, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+def kernels_of(deployment: Deployment, graphs: list[Graph]) -> Kernels:
+    """What networks, read back, need. Nothing where plugins are off, or the target's TensorRT has none."""
+    if deployment.plugins == PLUGINS_OFF or not deployment.has_plugins:
+        return Kernels()
+    regions = [region for graph in graphs for region in regions_of(graph)]
+    variants, kept = network_variants(regions, deployment.target.compute_capability)
+    return Kernels(tuple(variants), tuple(kept))
+
+
+def graphs_of(deployment: Deployment, backend: Backend) -> list[Graph]:
+    """Every network of every profile."""
+    nets = [
+        deployment.author(member, profile, backend)
+        for member in deployment.members
+        for profile in deployment.profiles(member)
+    ]
+    return [read(net.definition, net.backend) for net in nets]
+
+
+def check_plugins(deployment: Deployment, graphs: list[Graph]) -> None:
+    """With `--plugins on`: every region that has plugins must get them. Raises `ConfigError` with the reasons."""
+    if deployment.plugins != PLUGINS_ON:
+        return
+    kept = kernels_of(deployment, graphs).kept
+    if kept:
+        raise ConfigError(f"--plugins on: found sizes that plugins do not take; use auto. {'; '.join(kept)}")
