@@ -87,7 +87,7 @@ def register(plugin: Plugin, package: str) -> Any:
         trt, trtp = importlib.import_module(package), importlib.import_module(f"{package}.plugin")
     except ImportError as error:
         raise MissingCapability(
-            f"plugin {plugin.id}: {package} has no Python plugins ({error}). Leave --plugins out."
+            f"plugin {plugin.id}: {package} has no Python plugins ({error}). Use --plugins off."
         ) from None
     description = _Description(plugin, trt, trtp)
     name = f"{NAMESPACE}::{plugin.id}"

@@ -102,7 +102,7 @@ def source(tmp_path_factory) -> Path:
 
 def prepared(source: Path, out: Path, check: bool = False, target: str = "b200", **options: Any) -> Path:
     """A bundle, and the message that says how it is finished."""
-    limits = dict(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64)
+    limits = dict(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, plugins="off")
     with pytest.raises(MissingCapability) as told:
         build_engines(source, (), TARGETS[target], Options(**{**limits, **options}), out, Progress(), check=check)
     assert told.value.exit_code == 3
@@ -120,14 +120,14 @@ def record(folder: Path) -> dict:
 
 
 def test_a_bundle_holds_all_that_needs_no_gpu(source, tmp_path, without_tensorrt):
-    made = prepared(source, tmp_path / "b", check=True, tp=2, quant="nvfp4")
+    made = prepared(source, tmp_path / "b", check=True, tp=2, quant="nvfp4", plugins="auto")
     values = record(made)
     assert values["producer"]["kind"] == "engine bundle" and values["target"] == "b200"
     report = json.loads((made / "validation.json").read_text())
     assert report["ok"] and {stage["status"] for stage in report["stages"]} == {"passed"}
     assert [stage["stage"] for stage in report["stages"]][-3:] == ["build", "twin", "kernels"]
     manifest = json.loads((made / "plugins" / "manifest.json").read_text())
-    assert manifest["sm"] == "SM100" and all((made / "plugins" / one["file"]).exists() for one in manifest["kernels"])
+    assert manifest["sm"] == "SM100" and all((made / "plugins" / one["file"]).exists() for one in manifest["plugins"])
     assert values["members"][0]["weights"]["folder"] == "checkpoints/verifier"
     assert (made / "checkpoints" / "verifier" / "rank1.safetensors").exists()
     assert {"validation.json", "plugins/manifest.json"} <= values["files"].keys()
@@ -171,7 +171,7 @@ def test_finishing_asks_tensorrt_for_plans_and_nothing_else(source, tmp_path, te
 
 
 def test_with_tensorrt_and_the_gpu_engines_are_built_at_once(source, tmp_path, tensorrt):
-    options = Options(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64)
+    options = Options(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, plugins="off")
     build_engines(source, (), TARGETS["b200"], options, tmp_path / "e", Progress())
     assert record(tmp_path / "e")["target"] == "b200"
     assert [builder.calls[-1][0] for builder in tensorrt if builder.calls] == ["build"] * 5
@@ -202,6 +202,13 @@ def made(source, tmp_path, monkeypatch) -> Path:
         return prepared(source, tmp_path / "b")
 
 
+@pytest.fixture
+def with_kernels(source, tmp_path, monkeypatch) -> Path:
+    with monkeypatch.context() as bare:
+        bare.setitem(sys.modules, "tensorrt", None)
+        return prepared(source, tmp_path / "b", plugins="auto")
+
+
 def test_another_gpu_is_refused_with_both(made, tmp_path, tensorrt, monkeypatch):
     monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM90", VERSION))
     with pytest.raises(EngineError, match="SM100, and this machine's is SM90"):
@@ -215,11 +222,11 @@ def test_without_a_gpu_it_says_what_is_missing(made, tmp_path, monkeypatch):
         bundle.finish(made, tmp_path / "e", Progress())
 
 
-def test_a_changed_bundle_is_refused(made, tmp_path, tensorrt):
-    target = made / "plugins" / "manifest.json"
+def test_a_changed_bundle_is_refused(with_kernels, tmp_path, tensorrt):
+    target = with_kernels / "plugins" / "manifest.json"
     target.write_text(target.read_text() + " ")
     with pytest.raises(EngineError, match=r"manifest\.json: changed"):
-        bundle.finish(made, tmp_path / "e", Progress())
+        bundle.finish(with_kernels, tmp_path / "e", Progress())
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
@@ -246,10 +253,10 @@ def test_changed_or_missing_weights_are_refused(made, tmp_path, tensorrt):
         bundle.finish(made, tmp_path / "e", Progress())
 
 
-def test_a_missing_file_is_refused(made, tmp_path, tensorrt):
-    (made / "plugins" / "manifest.json").unlink()
+def test_a_missing_file_is_refused(with_kernels, tmp_path, tensorrt):
+    (with_kernels / "plugins" / "manifest.json").unlink()
     with pytest.raises(EngineError, match=r"manifest\.json: missing"):
-        bundle.finish(made, tmp_path / "e", Progress())
+        bundle.finish(with_kernels, tmp_path / "e", Progress())
 
 
 @pytest.mark.parametrize(
@@ -268,7 +275,7 @@ def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatc
         with pytest.raises(MissingCapability):
             options = Options(
                 max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=True,
-                num_speculative_tokens=3, drafter_window="relative", draft_sampling="probabilistic",
+                num_speculative_tokens=3, drafter_window="relative", draft_sampling="probabilistic", plugins="off",
             )  # fmt: skip
             drafters = (ASSETS / "tiny-dspark",)
             build_engines(

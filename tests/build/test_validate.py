@@ -32,9 +32,8 @@ from glmspec.build.validate.run import NAMES, Wanted, refuse_failures, validate_
 from glmspec.convert.conversion import Options as Conversions
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.recipe import RECIPES
-from glmspec.plugins import index_topk, sparse_mla
+from glmspec.plugins import compiler, index_topk, sparse_mla
 from glmspec.plugins import moe as moe_op
-from glmspec.plugins.kernels import compiler
 from glmspec.runtime import model as runtime_model
 
 STATIC = ("config", "weights", "layers", "ranks", "profiles", "memory", "limits")
@@ -318,11 +317,8 @@ def _first_experts(spec, config, mapping, rank, original=runtime_model._table):
     return original(spec, config, mapping, 0 if spec.name == basic.EXPERT_START else rank)
 
 
-def _lowered_limits(monkeypatch, source, home):
-    tight = json.loads(compiler.LIMITS.read_text())
-    tight["SM100"]["registers"]["argmax"] = 8
-    (home / "limits.json").write_text(json.dumps(tight))
-    monkeypatch.setattr(compiler, "LIMITS", home / "limits.json")
+def _little_memory(monkeypatch, source, home):
+    monkeypatch.setattr(compiler, "SHARED_MEMORY", 16)
 
 
 def _always_the_layer(x_ND, *rest, **attributes):
@@ -409,7 +405,7 @@ PLANTS: dict[str, Plant] = {
     "experts of the wrong rank, in FP8": Plant(
         "twin", "model.layers.", in_code(runtime_model, "_table", _first_experts), dict(tp=2, ep=2, quant="fp8"), TWIN
     ),
-    "a kernel beyond its registers": Plant("kernels", "registers", _lowered_limits, {}, ("config", "kernels")),
+    "a kernel beyond its shared memory": Plant("kernels", "shared memory", _little_memory, {}, ("config", "kernels")),
 }  # fmt: skip
 
 
@@ -450,7 +446,7 @@ def test_every_rank_s_files_are_looked_at(folder, tmp_path):
 
 def test_a_package_that_is_missing_is_not_a_pass(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    report = check(folder, "config", "kernels")
+    report = check(folder, "config", "kernels", target="b200")
     assert report.ok and report.exit_code == 3
     assert "triton" in report.outcomes[-1].why
 

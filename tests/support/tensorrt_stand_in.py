@@ -233,3 +233,94 @@ def _launch(trt: ModuleType, made: Layer, exprs: list, described: list[DynamicDe
     made.block = [getattr(launch, f"block_{axis}").expr for axis in "xyz"]
     made.shared_memory = launch.shared_mem.expr
     made.scalars = [setter[at] for at in range(symbols.nbSymExprs)]
+
+
+class PluginLayer:
+    """`trt.IPluginV3Layer`."""
+
+    type = "LayerType.PLUGIN_V3"
+
+    def __init__(self, made: Layer, outputs: list[Any]) -> None:
+        self.made, self._outputs = made, outputs
+        self.name, self.metadata = "", ""
+        self.num_inputs, self.num_outputs = len(made.inputs), len(outputs)
+
+    def get_input(self, at: int) -> Any:
+        return self.made.inputs[at]
+
+    def get_output(self, at: int) -> Any:
+        return self._outputs[at]
+
+
+class PluggedNetwork:
+    """A real network of tensorrt_rtx with plugin layers, which it has none of: an output is an input that nobody sees
+    behind an identity layer that is shown as the plugin's. So what is around a plugin is checked by TensorRT itself."""
+
+    def __init__(self, real: Any, trt: ModuleType, launch: bool) -> None:
+        self.__dict__.update(_real=real, _trt=trt, _launch=launch, _plugins={}, _inputs=set())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._real, name, value)
+
+    def add_plugin(self, call: Any, aot: bool) -> PluginLayer:
+        """A plugin layer. aot: ours have no other implementation."""
+        assert aot
+        tensors, _, _ = call(self._trt.QuickPluginCreationRequest.STRICT_AOT)
+        sizes = [
+            tuple(f"{one.name}{axis}" if size < 0 else size for axis, size in enumerate(one.shape)) for one in tensors
+        ]
+        made = build(self._trt, call, sizes, launch=self._launch)
+        first, outputs = self._real.num_layers, []
+        for dtype, shape in zip(made.dtypes, made.shapes, strict=True):
+            dims = tuple(one.get_constant_value() if one.is_constant() else -1 for one in shape)
+            self._inputs.add(self._real.num_inputs)
+            self._plugins[self._real.num_layers] = None
+            hidden = self._real.add_input(f"plugin{self._real.num_inputs}", dtype, dims)
+            outputs.append(self._real.add_identity(hidden).get_output(0))
+        self._plugins[first] = PluginLayer(made, outputs)
+        return self._plugins[first]
+
+    @property
+    def num_layers(self) -> int:
+        return self._real.num_layers - sum(one is None for one in self._plugins.values())
+
+    def get_layer(self, at: int) -> Any:
+        for place in sorted(place for place, one in self._plugins.items() if one is None):
+            at += place <= at
+        return self._plugins.get(at) or self._real.get_layer(at)
+
+    @property
+    def num_inputs(self) -> int:
+        return self._real.num_inputs - len(self._inputs)
+
+    def get_input(self, at: int) -> Any:
+        for place in sorted(self._inputs):
+            at += place <= at
+        return self._real.get_input(at)
+
+
+def networks_with_plugins(monkeypatch: Any, *, launch: bool = False) -> Iterator[ModuleType]:
+    """`tensorrt` whose builders make networks that take plugins. launch: kernels are compiled, as a build would."""
+    import tensorrt_rtx
+
+    module = extension(tensorrt_rtx)
+    module.__version__ = "11.4.0"
+    module.IPluginV3Layer = PluginLayer
+
+    class Plugging:
+        """`trt.Builder`."""
+
+        def __init__(self, logger: Any) -> None:
+            self._real = tensorrt_rtx.Builder(logger)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def create_network(self, flags: int) -> PluggedNetwork:
+            return PluggedNetwork(self._real.create_network(flags), module, launch)
+
+    module.Builder = Plugging
+    yield from installed(monkeypatch, module, tensorrt_rtx.ITensor)

@@ -1,0 +1,109 @@
+"""Networks with plugins in place of layers: authored over a stand-in that checks what is around them for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.models import ASSETS
+from support.tensorrt_stand_in import networks_with_plugins
+
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.deployment import Deployment, Options, open_deployment
+from glmspec.build.errors import ConfigError, MissingCapability
+from glmspec.build.kernels import graphs_of, kernels_of
+from glmspec.build.network.reader import Graph, read
+from glmspec.build.trt import Backend, backend
+from glmspec.plugins.variants import network_variants, regions_of
+
+DRAFTERS = ("tiny-dflash2", "tiny-dspark")
+
+
+@pytest.fixture
+def plugged(monkeypatch):
+    """A backend that has plugins."""
+    for module in networks_with_plugins(monkeypatch):
+        yield Backend(module)
+
+
+def deployed(target: str = "b200", **options) -> Deployment:
+    folders = tuple(ASSETS / name for name in DRAFTERS)
+    return open_deployment(ASSETS / "tiny-verifier", folders, TARGETS[target], Options(mtp=True, **options))
+
+
+def layers_of(graph: Graph) -> list[list]:
+    """The layers of each region."""
+    made: dict[int, list] = {}
+    for node in graph.nodes:
+        if node.region:
+            made.setdefault(node.region["region"], []).append(node)
+    return list(made.values())
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "probabilistic"])
+def test_every_region_that_has_plugins_gets_them(plugged, sampling):
+    """And nothing else changes: the same contract, the same layers elsewhere."""
+    deployment = deployed(draft_sampling=sampling)
+    for member in deployment.members:
+        for profile in deployment.profiles(member):
+            plain = deployment.author(member, profile, backend())
+            with_plugins = deployment.author(member, profile, plugged, plugged=True)
+            assert with_plugins.contract() == plain.contract()
+            one, other = (read(net.definition, net.backend) for net in (plain, with_plugins))
+            changed = False
+            for layers, plugins, wanted in zip(layers_of(one), layers_of(other), regions_of(one), strict=True):
+                head, told = layers[0].region, plugins[0].region
+                assert (told["op"], told["attributes"]) == (head["op"], head["attributes"])
+                variants, kept = network_variants([wanted], "SM100")
+                made = [node.attributes["id"] for node in plugins if node.kind == "PLUGIN_V3"]
+                if not kept:
+                    assert set(made) >= {variant.plugin.id for variant in variants}
+                    assert {node.kind for node in plugins} <= {"PLUGIN_V3", "SHUFFLE"} or not variants, head["op"]
+                changed |= bool(made)
+            assert changed == (one.content_hash() != other.content_hash())
+
+
+def test_the_kernels_of_a_deployment_are_those_its_networks_launch(plugged):
+    deployment = deployed()
+    kernels = kernels_of(deployment, graphs_of(deployment, backend()))
+    assert not kernels.kept
+    found = set()
+    for member in deployment.members:
+        for profile in deployment.profiles(member):
+            net = deployment.author(member, profile, plugged, plugged=True)
+            graph = read(net.definition, net.backend)
+            found |= {node.attributes["id"] for node in graph.nodes if node.kind == "PLUGIN_V3"}
+    assert {variant.plugin.id for variant in kernels.variants} == found
+
+
+def test_off_is_off(plugged):
+    deployment = deployed(plugins="off")
+    net = deployment.author(deployment.verifier, "generation", plugged, plugged=True)
+    kinds = {node.kind for node in read(net.definition, net.backend).nodes}
+    assert "PLUGIN_V3" not in kinds
+    assert kernels_of(deployment, graphs_of(deployment, backend())).variants == ()
+
+
+@pytest.mark.parametrize("target", ["cpu", "rtx-pro-6000"])
+def test_on_is_refused_where_there_are_none(target):
+    with pytest.raises(ConfigError, match=f"--plugins: found on, expected auto or off for --target {target}"):
+        deployed(target, plugins="on")
+
+
+def test_without_python_plugins_there_is_a_way_out(monkeypatch, plugged):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tensorrt.plugin", None)
+    deployment = deployed()
+    with pytest.raises(MissingCapability, match="tensorrt has no Python plugins"):
+        deployment.author(deployment.verifier, "generation", plugged, plugged=True)
+
+
+def test_engine_passes_it_on(tmp_path: Path):
+    """--plugins of the command line reaches the record."""
+    from support.cli import refused
+
+    said = refused(
+        1, "engine", "--verifier", ASSETS / "tiny-verifier", "--target", "cpu", "--plugins", "on", "-o", tmp_path / "e"
+    )
+    assert "--plugins: found on" in said
