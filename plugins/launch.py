@@ -21,12 +21,13 @@ class Launcher:
 
     sm: whose tile sizes are used.
     poison: what outputs hold before a launch, so that a place which a kernel forgets is seen.
-    programs: launched so far.
+    launches, programs: so far.
     """
 
     def __init__(self, sm: str = "SM90", poison: float | None = None) -> None:
         self.sm = sm
         self.poison = poison
+        self.launches = 0
         self.programs = 0
 
     def __call__(self, plugin: Plugin, *inputs: torch.Tensor, **attributes: Any) -> tuple[torch.Tensor, ...]:
@@ -39,6 +40,7 @@ class Launcher:
         variant = variant_of(plugin, self.sm, compute, symbols)
         outputs = self._outputs(plugin, symbols, compute, dict(zip(plugin.inputs, inputs, strict=True)))
         grid = tuple(value(rule, symbols) for rule in plugin.grid)
+        self.launches += 1
         self.programs += math.prod(grid)
         if math.prod(grid):
             tile = plugin.tile(self.sm)

@@ -139,7 +139,7 @@ class Op:
     plugins: those that `plugged` may use.
     native: why TensorRT's layers are enough.
     tolerance: of floating outputs, relative to the largest, by compute dtype; whole numbers must be equal.
-    real: sizes of the full model, by symbol. uses: how it uses the op.
+    real: sizes of the full model, by symbol; small: over those, for Triton's interpreter. uses: how it uses the op.
     run_time: symbols that engines know at run time only.
     bytes, flops: what any implementation must move and compute; `t` is the size of a "T".
     """
@@ -155,6 +155,7 @@ class Op:
     native: str = ""
     tolerance: Mapping[str, float] = field(default_factory=lambda: {"float32": 2e-6, "bfloat16": 1.6e-2})
     real: Mapping[str, str] = field(default_factory=dict)
+    small: Mapping[str, str] = field(default_factory=dict)
     uses: Mapping[str, Use] = field(default_factory=lambda: {"": Use()})
     run_time: str = "BN"
     bytes: str = "0"

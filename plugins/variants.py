@@ -12,7 +12,7 @@ from typing import Any
 from glmspec.build.network.reader import Graph
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import Variant, variant_of
-from glmspec.plugins.spec import UNKNOWN, NoPlugin, Op, Plugin, Use, dims
+from glmspec.plugins.spec import ITEM_BYTES, UNKNOWN, NoPlugin, Op, Plugin, Use, dims, value
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,29 @@ class Shaped:
     dtype: str
 
 
+@dataclass(frozen=True)
+class Launch:
+    """One launch that was noted. symbols: every size, attribute and tile size."""
+
+    plugin: Plugin
+    inputs: tuple[Shaped, ...]
+    attributes: Mapping[str, Any]
+    symbols: Mapping[str, Any]
+    compute: str
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Bytes and flops, where all sizes are known."""
+        symbols = {**self.symbols, "t": ITEM_BYTES[self.compute]}
+        return value(self.plugin.bytes, symbols), value(self.plugin.flops, symbols)
+
+
 class Recorder:
-    """`Runs` that only notes what would be launched: variants, in order, each once."""
+    """`Runs` that only notes what would be launched, and the variants of that, in order, each once."""
 
     def __init__(self, sm: str) -> None:
         self.sm = sm
+        self.launches: list[Launch] = []
         self.variants: dict[Variant, None] = {}
 
     def __call__(self, plugin: Plugin, *inputs: Shaped, **attributes: Any) -> tuple[Shaped, ...]:
@@ -35,6 +53,7 @@ class Recorder:
         compute = plugin.compute([x.dtype for x in inputs])
         shapes = [tuple(UNKNOWN if size == -1 else size for size in x.shape) for x in inputs]
         symbols = plugin.bind(shapes, attributes, self.sm)
+        self.launches.append(Launch(plugin, inputs, attributes, symbols, compute))
         self.variants[variant_of(plugin, self.sm, compute, symbols)] = None
         made = zip(plugin.output_shapes(symbols), plugin.dtypes(compute)[len(inputs) :], strict=True)
         return tuple(Shaped(tuple(-1 if size is UNKNOWN else size for size in shape), dtype) for shape, dtype in made)

@@ -10,14 +10,17 @@ GB = 10**9
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """One row of the table. package: the TensorRT that builds for it, None where the reference executor runs the
-    network itself. compute_capability: TensorRT's name. memory: bytes of one GPU, None for the host's. moe: form of the
-    experts in steps of blocks (see `Form`). The rest are defaults for options left out."""
+    network itself. compute_capability: TensorRT's name. memory: bytes of one GPU, None for the host's. bandwidth: its
+    bytes a second; flops: dense bfloat16 ones a second (as NVIDIA states them, 0 where nobody plans with them). moe:
+    form of the experts in steps of blocks (see `Form`). The rest are defaults for options left out."""
 
     name: str
     description: str
     package: str | None
     compute_capability: str | None
     memory: int | None
+    bandwidth: float
+    flops: float
     moe: str
     compute: str  # dtype
     page_size: int  # context rows a page
@@ -32,13 +35,17 @@ class Target:
         return None if self.memory is None else int(0.92 * self.memory)
 
 
-def _gpu(name: str, description: str, package: str, capability: str, memory: int, moe: str) -> Target:
+def _gpu(
+    name: str, description: str, package: str, capability: str, memory: int, bandwidth: float, flops: float, moe: str
+) -> Target:
     return Target(
         name=name,
         description=description,
         package=package,
         compute_capability=capability,
         memory=memory * GB,
+        bandwidth=bandwidth,
+        flops=flops,
         moe=moe,
         compute="bfloat16",
         page_size=64,
@@ -58,6 +65,8 @@ TARGETS: dict[str, Target] = {
             package=None,
             compute_capability=None,
             memory=None,
+            bandwidth=0.0,
+            flops=0.0,
             moe="composed",
             compute="float32",
             page_size=16,
@@ -72,11 +81,13 @@ TARGETS: dict[str, Target] = {
             "tensorrt_rtx",
             "SM120",
             96,
+            1.79e12,
+            0.50e15,
             "composed",
         ),
-        _gpu("b200", "B200, finished on a machine with that GPU", "tensorrt", "SM100", 180, "layer"),
-        _gpu("b300", "B300, finished on a machine with that GPU", "tensorrt", "SM103", 288, "layer"),
-        _gpu("h200", "H200, finished on a machine with that GPU", "tensorrt", "SM90", 141, "composed"),
+        _gpu("b200", "B200, finished on a machine with that GPU", "tensorrt", "SM100", 180, 8e12, 2.25e15, "layer"),
+        _gpu("b300", "B300, finished on a machine with that GPU", "tensorrt", "SM103", 288, 8e12, 2.25e15, "layer"),
+        _gpu("h200", "H200, finished on a machine with that GPU", "tensorrt", "SM90", 141, 4.8e12, 0.99e15, "composed"),
     )
 }
 # What networks for a GPU that cannot be built for here are compiled for instead, to see that they compile.

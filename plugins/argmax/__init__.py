@@ -60,5 +60,6 @@ OP = Op(
     plugged=plugged,
     plugins=(ARGMAX,),
     real={"N": "9 * batch", "V": "154_880"},
+    small={"V": "9000"},
     bytes=ARGMAX.bytes,
 )

@@ -10,35 +10,23 @@ from support.tensorrt_stand_in import Tensor, build, tensorrt  # noqa: F401
 from glmspec.plugins import OPS
 from glmspec.plugins.registration import register
 from glmspec.plugins.spec import value
-from glmspec.plugins.variants import Recorder, shaped
+from glmspec.plugins.variants import Launch, Recorder, shaped
 
 SM = "SM100"
 
 
-class Noting(Recorder):
-    """A recorder that keeps every launch."""
-
-    def __init__(self, sm: str) -> None:
-        super().__init__(sm)
-        self.launches = []
-
-    def __call__(self, plugin, *inputs, **attributes):
-        self.launches.append((plugin, inputs, attributes))
-        return super().__call__(plugin, *inputs, **attributes)
-
-
-def launches() -> dict[str, tuple]:
+def launches() -> dict[str, tuple[Launch, Launch]]:
     """One launch of every plugin, from the full model's uses: its inputs with sizes known and not known."""
     made = {}
     for op in OPS.values():
         for use in op.uses.values() if op.plugged else ():
             sizes, noted = op.sizes(4, use), []
             for run_time in ("", op.run_time):
-                run = Noting(SM)
+                run = Recorder(SM)
                 op.plugged(run, *shaped(op, use, sizes, "bfloat16", run_time), **use.attributes)
                 noted.append(run.launches)
             for known, unknown in zip(*noted, strict=True):
-                made.setdefault(known[0].id, (op, known, unknown))
+                made.setdefault(known.plugin.id, (known, unknown))
     return made
 
 
@@ -52,7 +40,8 @@ def test_every_plugin_of_every_op_is_here():
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_what_tensorrt_is_told(tensorrt, name):  # noqa: F811
-    _, (plugin, known, attributes), (_, unknown, _) = LAUNCHES[name]
+    launch, at_run_time = LAUNCHES[name]
+    plugin, known, attributes, unknown = launch.plugin, launch.inputs, launch.attributes, at_run_time.inputs
     dtypes = [getattr(tensorrt.DataType, _DTYPES[one.dtype]) for one in known]
     shapes = [tuple(f"s{at}{axis}" if size == -1 else size for axis, size in enumerate(one.shape))
               for at, one in enumerate(unknown)]  # fmt: skip
@@ -62,7 +51,7 @@ def test_what_tensorrt_is_told(tensorrt, name):  # noqa: F811
     given = {key: of(attributes[key]) for key, of in plugin.attributes.items()}
     layer = build(tensorrt, call(*tensors, **given, sm=SM), shapes)
 
-    symbols = plugin.bind([one.shape for one in known], attributes, SM)
+    symbols = launch.symbols
     told = [getattr(tensorrt.DataType, _DTYPES[one]) for one in plugin.dtypes("bfloat16")]
     assert layer.dtypes == told[len(known) :]
     assert [tuple(one.at(sizes) for one in shape) for shape in layer.shapes] == plugin.output_shapes(symbols)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from glmspec.plugins import OPS
+from glmspec.plugins.agree import disagreement
 from glmspec.plugins.launch import Launcher
 from glmspec.plugins.spec import Op
 
@@ -79,21 +80,8 @@ def reference(case: Case) -> tuple[torch.Tensor, ...]:
 
 def assert_agree(case: Case, found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
     """Whole numbers are equal, others within the op's tolerance of the largest."""
-    for name, mine, theirs in zip(case.spec.outputs, found, expected, strict=False):
-        assert mine.dtype == theirs.dtype, f"{name}: {mine.dtype}, expected {theirs.dtype}"
-        assert mine.shape == theirs.shape, f"{name}: {list(mine.shape)}, expected {list(theirs.shape)}"
-        if not theirs.dtype.is_floating_point:
-            assert torch.equal(mine, theirs), f"{name}: {mine.tolist()}, expected {theirs.tolist()}"
-            continue
-        wide, other = mine.float(), theirs.float()
-        assert torch.equal(wide.isnan(), other.isnan()), name
-        assert torch.equal(wide[wide.isinf()], other[other.isinf()]), name
-        there = other.isfinite()
-        if there.any():
-            bound = case.spec.tolerance[str(theirs.dtype).removeprefix("torch.")] * other[there].abs().max()
-            worst = (wide[there] - other[there]).abs().max()
-            assert worst <= bound, f"{name}: off by {worst:.3g}, allowed {bound:.3g}"
-    assert len(found) == len(expected)
+    said = disagreement(case.spec, found, expected)
+    assert not said, said
 
 
 def main(given: str, made: str, sm: str) -> None:

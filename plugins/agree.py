@@ -1,0 +1,50 @@
+"""Whether what an op's plugins gave is what its reference gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from glmspec.plugins.spec import Op
+
+
+def disagreement(op: Op, found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
+    """The first output that differs, and how; empty when none does. Whole numbers must be equal, others lie within the
+    op's tolerance of the largest."""
+    if len(found) != len(expected):
+        return f"{len(found)} outputs, expected {len(expected)}"
+    for name, mine, theirs in zip(_names(op, len(expected)), found, expected, strict=True):
+        if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+            return f"{name}: {mine.dtype}{list(mine.shape)}, expected {theirs.dtype}{list(theirs.shape)}"
+        said = _floats(op, mine, theirs) if theirs.dtype.is_floating_point else _whole(mine, theirs)
+        if said:
+            return f"{name}: {said}"
+    return ""
+
+
+def _names(op: Op, count: int) -> list[str]:
+    """Some outputs are there in some uses only."""
+    names = list(op.outputs)
+    return names + [f"output {at}" for at in range(len(names), count)] if count > len(names) else names[:count]
+
+
+def _whole(mine: torch.Tensor, theirs: torch.Tensor) -> str:
+    differ = (mine != theirs).nonzero()
+    if not len(differ):
+        return ""
+    at = tuple(differ[0].tolist())
+    return f"{len(differ)} of {theirs.numel()} differ, the first at {list(at)}: {mine[at]}, expected {theirs[at]}"
+
+
+def _floats(op: Op, mine: torch.Tensor, theirs: torch.Tensor) -> str:
+    allowed = op.tolerance[str(theirs.dtype).removeprefix("torch.")]
+    mine, theirs = mine.float(), theirs.float()
+    finite = theirs.isfinite()
+    if not torch.equal(mine[~finite].nan_to_num(7.0), theirs[~finite].nan_to_num(7.0)):
+        return "other infinities or NaNs"
+    if not bool(finite.any()):
+        return ""
+    bound = allowed * theirs[finite].abs().max()
+    worst = (mine[finite] - theirs[finite]).abs().max()  # NaN is no number within the bound
+    return "" if bool(worst <= bound) else f"off by {worst:.3g}, allowed {bound:.3g}"

@@ -1,0 +1,259 @@
+"""The plugins' kernels on a GPU: compiled, run, compared with their references at the full model's sizes, timed.
+
+Needs torch, Triton and numpy, and neither TensorRT nor an installed glmspec. `scripts/gpu_check` starts it.
+
+For every op, use and batch: the chain of plugins is run and compared; then it, the reference as it is ("eager") and the
+reference under torch.compile are captured as CUDA graphs and timed by events, with the L2 cache overwritten before each
+run; the median counts. The floor is the time that the op's least bytes and flops take at the GPU's stated speed.
+
+--dry-run runs the same on a CPU in Triton's interpreter, with small sizes and without times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCHES = (1, 32)
+SECONDS = 420  # of the eight minutes that a lent GPU has, some go to its start
+RUNS, WARM = 30, 3
+FLUSH = 512 << 20  # bytes; more than any L2
+
+
+@dataclass
+class Row:
+    """One op in one use at one batch. Times in microseconds, None where not measured; share: of the floor."""
+
+    op: str
+    use: str
+    batch: int
+    launches: int = 0
+    wrong: str = ""
+    floor: float | None = None
+    plugins: float | None = None
+    eager: float | None = None
+    compiled: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def share(self) -> float | None:
+        """Of the GPU's speed that the plugins reach."""
+        return self.floor / self.plugins if self.floor and self.plugins else None
+
+
+def find_glmspec() -> None:
+    """Let `glmspec.*` be imported from this checkout, installed or not."""
+    package = types.ModuleType("glmspec")
+    package.__path__ = [str(ROOT)]
+    sys.modules["glmspec"] = package
+
+
+def cases(ops: list[str], batches: tuple[int, ...]) -> Iterator[tuple[Any, str, int]]:
+    """Ops with plugins, their uses, and batches."""
+    from glmspec.plugins import OPS
+
+    for name, op in OPS.items():
+        if op.plugged and (not ops or name in ops):
+            for use in op.uses:
+                for batch in batches:
+                    yield op, use, batch
+
+
+def inputs_of(op: Any, use: Any, sizes: dict[str, int], compute: str, device: str) -> list[Any]:
+    """The op's own example."""
+    import torch
+
+    g = torch.Generator().manual_seed(1)
+    make = importlib.import_module(f"glmspec.plugins.{op.name}.example").example
+    return [x.to(device) for x in make(sizes, use, getattr(torch, compute), g)]
+
+
+def check(op: Any, use: Any, inputs: list[Any], sm: str, row: Row) -> None:
+    """Run the plugins once and compare."""
+    from glmspec.plugins.agree import disagreement
+    from glmspec.plugins.launch import Launcher
+
+    run = Launcher(sm, poison=77)
+    found = op.plugged(run, *(x.clone() for x in inputs), **use.attributes)
+    row.launches = run.launches
+    expected = op.reference(*(x.clone() for x in inputs), **use.attributes)
+    row.wrong = disagreement(op, found, expected if isinstance(expected, tuple) else (expected,))
+
+
+def timed(work: Callable[[], Any], row: Row, what: str) -> float | None:
+    """Median microseconds of a captured run; None, with a note, where it can't be captured."""
+    import torch
+
+    try:
+        for _ in range(WARM):
+            work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+    except Exception as error:
+        torch.cuda.synchronize()
+        row.notes.append(f"{what}: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
+        return None
+    flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(RUNS)]
+    for before, after in marks:
+        flush.zero_()
+        before.record()
+        graph.replay()
+        after.record()
+    torch.cuda.synchronize()
+    return 1e3 * statistics.median(before.elapsed_time(after) for before, after in marks)
+
+
+def measure(op: Any, use: Any, inputs: list[Any], sm: str, row: Row, deadline: float) -> None:
+    """Time the plugins, the reference, and the reference compiled while there is time."""
+    import torch
+
+    from glmspec.plugins.launch import Launcher
+
+    run = Launcher(sm)
+    row.plugins = timed(lambda: op.plugged(run, *inputs, **use.attributes), row, "plugins")
+    row.eager = timed(lambda: op.reference(*inputs, **use.attributes), row, "eager")
+    if time.monotonic() > deadline:
+        row.notes.append("compiled: no time left")
+        return
+    torch._dynamo.reset()
+    compiled = torch.compile(op.reference, dynamic=False)
+    row.compiled = timed(lambda: compiled(*inputs, **use.attributes), row, "compiled")
+
+
+def floor_of(op: Any, sizes: dict[str, int], gpu: Any) -> float:
+    """Microseconds that the least bytes or flops take."""
+    size, flops = op.cost(sizes, "bfloat16")
+    return 1e6 * max(size / gpu.bandwidth, flops / gpu.flops)
+
+
+def machine(dry: bool) -> dict[str, Any]:
+    """Where this ran."""
+    import torch
+    import triton
+
+    gpu = "none: Triton's interpreter" if dry else torch.cuda.get_device_name()
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "gpu": gpu,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": None if dry else torch.version.cuda,
+        "python": platform.python_version(),
+    }
+
+
+def target_of(sm: str) -> Any:
+    """The GPU's row in the table of targets, by its SM."""
+    from glmspec.build.configs.target import TARGETS
+
+    return next((one for one in TARGETS.values() if one.compute_capability == sm), None)
+
+
+def this_sm() -> str:
+    """Like "SM90"; tile sizes of the nearest known one are used for others."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return f"SM{major}{minor}"
+
+
+def run_all(wanted: argparse.Namespace) -> list[Row]:
+    """Every case. A case that fails is a row that says so."""
+    import torch
+
+    from glmspec.plugins.compiler import SMS
+
+    deadline = time.monotonic() + wanted.seconds
+    found = "SM90" if wanted.dry_run else this_sm()
+    sm, gpu = found if found in SMS else "SM90", target_of(found)
+    device, compute = ("cpu", "float32") if wanted.dry_run else ("cuda", "bfloat16")
+    rows = []
+    for op, name, batch in cases(wanted.op, (2,) if wanted.dry_run else tuple(wanted.batch)):
+        row, use = Row(op.name, name, batch), op.uses[name]
+        rows.append(row)
+        sizes = small(op, use, batch) if wanted.dry_run else op.sizes(batch, use)
+        try:
+            with torch.device(device):
+                inputs = inputs_of(op, use, sizes, compute, device)
+                check(op, use, inputs, sm, row)
+                if not wanted.dry_run:
+                    row.floor = floor_of(op, sizes, gpu) if gpu else None
+                    measure(op, use, inputs, sm, row, deadline)
+        except Exception as error:
+            row.wrong = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            print(traceback.format_exc(), file=sys.stderr)
+        print(line(row), flush=True)
+    return rows
+
+
+def small(op: Any, use: Any, batch: int) -> dict[str, int]:
+    """Sizes that the interpreter can do in seconds."""
+    return op.sizes(batch, type(use)(sizes={**use.sizes, **op.small}))
+
+
+def line(row: Row) -> str:
+    """A row of the table."""
+    us = lambda value: f"{value:9.1f}" if value is not None else "        -"  # noqa: E731
+    share = f"{100 * row.share:4.0f} %" if row.share else "     -"
+    faster = [
+        f"{other / row.plugins:6.1f}x" if other and row.plugins else "      -" for other in (row.eager, row.compiled)
+    ]
+    name = f"{row.op} {row.use}".strip()
+    verdict = f"WRONG: {row.wrong}" if row.wrong else "; ".join(["agrees", *row.notes])
+    numbers = f"{row.batch:4} {row.launches:3} {us(row.floor)} {us(row.plugins)} {share} {' '.join(faster)}"
+    return f"{name:34} {numbers}  {verdict}"
+
+
+HEAD = f"{'op, use':34} {'seqs':>4} {'run':>3} {'floor us':>9} {'plugins':>9} {'share':>6} {'eager':>7} {'compile':>7}"
+
+
+def main() -> int:
+    """0 when everything agrees."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="on a CPU, in Triton's interpreter")
+    parser.add_argument("--op", action="append", default=[], help="this op only; may be given several times")
+    parser.add_argument("--batch", action="append", type=int, default=[], help="sequences; may be given several times")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="after which nothing is compiled by torch")
+    parser.add_argument("--json", type=Path, help="file to write")
+    wanted = parser.parse_args()
+    wanted.batch = wanted.batch or list(BATCHES)
+    if wanted.dry_run:
+        os.environ["TRITON_INTERPRET"] = "1"
+    find_glmspec()
+    import torch
+
+    if not wanted.dry_run and not torch.cuda.is_available():
+        print("gpu_check: no CUDA GPU here. --dry-run runs it in Triton's interpreter.", file=sys.stderr)
+        return 3
+    where = machine(wanted.dry_run)
+    print(", ".join(f"{key} {value}" for key, value in where.items()))
+    print(HEAD)
+    rows = run_all(wanted)
+    if wanted.json:
+        record = {"machine": where, "rows": [{**asdict(row), "share": row.share} for row in rows]}
+        partial = wanted.json.with_name(f".{wanted.json.name}.partial")
+        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        partial.rename(wanted.json)
+    wrong = [row for row in rows if row.wrong]
+    print(f"{len(rows) - len(wrong)} of {len(rows)} agree")
+    return 1 if wrong or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
