@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from glmspec.build.configs.target import TARGETS
 from glmspec.plugins import OPS
@@ -18,7 +17,7 @@ from glmspec.plugins.variants import Recorder, shaped
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "roofline.md"
 BATCHES = (1, 8, 32, 128)
-GPUS = ("b200", "b300", "h200")
+GPUS = {"B200, B300": ("b200", "b300"), "H200": ("h200",)}  # those of one column state the same speeds
 COMPUTE = "bfloat16"
 LAUNCH = 1.5  # microseconds from one launch to the next inside an engine, an assumption
 
@@ -29,8 +28,8 @@ Written by `scripts/roofline.py` from the rules in `plugins/`, at the full model
 
 * **bytes, flops**: the least that any implementation moves and computes: inputs once, outputs once.
 * **floor**: the time of the larger of the two at the GPU's stated speed ({{speeds}}).
-* **design**: what the plugins move, launches times {LAUNCH} us included, at the same speed. **x floor** compares the two;
-  where the floor is below a launch it says little.
+* **design**: what the plugins move at the same speed, and {LAUNCH} us a launch. **x floor** compares the two; "launch"
+  where the floor is less than a launch takes.
 
 What a launch reads twice out of L2 counts twice. Ops without plugins are at the end, with the reason.
 """
@@ -53,7 +52,7 @@ def main() -> int:
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD.format(speeds="; ".join(_speed(TARGETS[name]) for name in GPUS))]
+    parts = [HEAD.format(speeds="; ".join(f"{name}: {_speed(*_stated(name))}" for name in GPUS))]
     plugged = [op for op in OPS.values() if op.plugged]
     parts += [_section(op) for op in plugged]
     parts.append("## Ops without plugins\n\n| op | TensorRT's layers are enough because |\n|---|---|")
@@ -61,8 +60,14 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _speed(gpu: Any) -> str:
-    return f"{gpu.name}: {gpu.bandwidth / 1e12:g} TB/s, {gpu.flops / 1e15:g} PFLOP/s"
+def _stated(column: str) -> tuple[float, float]:
+    """Bytes and flops a second of a column's GPUs."""
+    (speeds,) = {(TARGETS[name].bandwidth, TARGETS[name].flops) for name in GPUS[column]}
+    return speeds
+
+
+def _speed(bandwidth: float, flops: float) -> str:
+    return f"{bandwidth / 1e12:g} TB/s, {flops / 1e15:g} PFLOP/s"
 
 
 def _section(op: Op) -> str:
@@ -79,13 +84,14 @@ def _row(op: Op, name: str, use: Use, batch: int) -> str:
     sizes = op.sizes(batch, use)
     size, flops = op.cost(sizes, COMPUTE)
     cells = []
-    for gpu in (TARGETS[one] for one in GPUS):
-        run = Recorder(gpu.compute_capability)
+    for column, gpus in GPUS.items():
+        bandwidth, peak = _stated(column)
+        run = Recorder(TARGETS[gpus[0]].compute_capability)
         op.plugged(run, *shaped(op, use, sizes, COMPUTE), **use.attributes)
         costs = [launch.cost for launch in run.launches]
-        floor = 1e6 * max(size / gpu.bandwidth, flops / gpu.flops)
-        design = sum(1e6 * max(moved / gpu.bandwidth, done / gpu.flops) + LAUNCH for moved, done in costs)
-        cells.append(f"{floor:.2f} | {design:.1f} | {design / floor:.1f}")
+        floor = 1e6 * max(size / bandwidth, flops / peak)
+        design = sum(1e6 * max(moved / bandwidth, done / peak) + LAUNCH for moved, done in costs)
+        cells.append(f"{floor:.2f} | {design:.1f} | {'launch' if floor < LAUNCH else f'{design / floor:.1f}'}")
         moved = sum(cost[0] for cost in costs)
     head = f"| {name or '-'} | {batch} | {_short(size)} | {_short(flops)} | {len(costs)} | {_short(moved)} |"
     return f"{head} {' | '.join(cells)} |"
