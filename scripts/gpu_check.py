@@ -94,29 +94,48 @@ def check(op: Any, use: Any, inputs: list[Any], sm: str, row: Row) -> None:
 
 
 def timed(work: Callable[[], Any], row: Row, what: str) -> float | None:
-    """Median microseconds of a captured run; None, with a note, where it can't be captured."""
+    """Median microseconds of a run, captured as a graph where that can be (a note says where not). None, with a note,
+    where it fails."""
     import torch
 
     try:
         for _ in range(WARM):
             work()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
     except Exception as error:
-        torch.cuda.synchronize()
-        row.notes.append(f"{what}: {type(error).__name__}: {str(error).splitlines()[0][:100]}")
+        row.notes.append(f"{what}: {_first_line(error)}")
         return None
+    run = captured(work)
+    if run is None:
+        row.notes.append(f"{what}: not captured, launches are in its time")
+        run = work
     flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(RUNS)]
     for before, after in marks:
         flush.zero_()
         before.record()
-        graph.replay()
+        run()
         after.record()
     torch.cuda.synchronize()
     return 1e3 * statistics.median(before.elapsed_time(after) for before, after in marks)
+
+
+def captured(work: Callable[[], Any]) -> Callable[[], None] | None:
+    """The work as one CUDA graph; None where it waits for the GPU half-way, which can't be captured."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    except Exception:
+        torch.cuda.synchronize()
+        return None
+    return graph.replay
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
 
 
 def measure(op: Any, use: Any, inputs: list[Any], sm: str, row: Row, deadline: float) -> None:
@@ -196,7 +215,7 @@ def run_all(wanted: argparse.Namespace) -> list[Row]:
                     row.floor = floor_of(op, sizes, gpu) if gpu else None
                     measure(op, use, inputs, sm, row, deadline)
         except Exception as error:
-            row.wrong = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            row.wrong = _first_line(error)
             print(traceback.format_exc(), file=sys.stderr)
         print(line(row), flush=True)
     return rows

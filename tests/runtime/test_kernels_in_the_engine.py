@@ -1,0 +1,92 @@
+"""The whole engine with every op's kernels in Triton's interpreter: the same tokens.
+
+This file, run as a program, answers with the kernels: the interpreter must be chosen before they are imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.models import ASSETS
+
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.engine import Options, build_engines
+from glmspec.build.progress import Progress
+from glmspec.plugins import OPS
+from glmspec.plugins.launch import Launcher
+from glmspec.plugins.spec import NoPlugin
+from glmspec.runtime.engine import Engine
+from glmspec.runtime.executor import executor
+from glmspec.runtime.request import Request
+from glmspec.runtime.sampling import Sampling
+
+TESTS = Path(__file__).resolve().parents[1]
+PROMPT = tuple(b"The river was wide, the boat was small, and the man said: ")  # longer than index_topk
+NEW_TOKENS = 8
+SAMPLINGS = {"greedy": Sampling(), "drawn": Sampling(temperature=0.9, top_k=30, top_p=0.95, seed=3)}
+DRAFTERS = ("dflash2", "dspark")
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory) -> Path:
+    """Both drafters, whose drafts are drawn."""
+    out = tmp_path_factory.mktemp("kernels") / "engines"
+    folders = tuple(ASSETS / f"tiny-{name}" for name in DRAFTERS)
+    options = Options(max_num_seqs=2, max_model_len=128, draft_sampling="probabilistic")
+    build_engines(ASSETS / "tiny-verifier", folders, TARGETS["cpu"], options, out, Progress(), check=False)
+    return out
+
+
+def answers(engines: Path, drafter: str) -> dict[str, list[int]]:
+    """Tokens, and drafts accepted, for each way of sampling."""
+    engine, made = Engine(engines, drafter, verification="block"), {}
+    for name, sampling in SAMPLINGS.items():
+        answer, stats = engine.answer(Request(prompt_ids=PROMPT, max_tokens=NEW_TOKENS, sampling=sampling))
+        made[name] = [*answer.tokens, stats.num_accepted]
+    return made
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_kernels_answer_as_the_references_do(engines, tmp_path, drafter):
+    expected = answers(engines, drafter)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, __file__, str(engines), drafter, str(tmp_path / "found.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["answers"] == expected
+    used = {"accept", "argmax", "sparse_mla", "index_topk", "kv_append", "block_attention", "sample", "reject"}
+    used |= {"dflash2": {"grouped_conv", "selector_walk"}, "dspark": {"markov_walk"}}[drafter]
+    assert set(found["ran"]) >= used, found["kept"]
+
+
+def main(engines: str, drafter: str, out: str) -> None:
+    """Answer with kernels, and write which ops ran by them."""
+    ran, kept = set(), set()
+
+    def through(op):
+        def run(*inputs: torch.Tensor, **attributes):
+            try:
+                outputs = op.plugged(Launcher(), *(x.contiguous() for x in inputs), **attributes)
+            except NoPlugin as reason:
+                kept.add(str(reason))
+                return op.reference(*inputs, **attributes)
+            ran.add(op.name)
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+        return replace(op, reference=run)
+
+    executor.OPS = {name: through(op) if op.plugged else op for name, op in OPS.items()}
+    found = answers(Path(engines), drafter)
+    Path(out).write_text(json.dumps({"answers": found, "ran": sorted(ran), "kept": sorted(kept)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
