@@ -10,6 +10,8 @@ Two ways to verify a block of drafts x_1 .. x_n, with p_i and q_i the laws at th
 After t accepted drafts one token is drawn from max(w p_{t+1} - q_{t+1}, 0), w = 1 (standard) or c_t (block), or from
 p_{t+1} when t = n. q is given by candidates: K tokens a draft and their chances, all others 0; or whole.
 
+The laws p are those of `sampling_law`, from logits and four settings a row.
+
 Legend: R rows, V vocabulary, B blocks, Q most rows of a block (the anchor's and its drafts'), Z rows of q, K
 candidates.
 """
@@ -22,14 +24,18 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
-from glmspec.plugins import accept, draw
+from glmspec.plugins import accept, draw, sampling_law
 from glmspec.plugins.spec import Op
 
 _TINY = 1e-38
 
 
 def reference(
-    p_RV: torch.Tensor,
+    logits_RV: torch.Tensor,
+    temperature_R: torch.Tensor,
+    top_k_R: torch.Tensor,
+    top_p_R: torch.Tensor,
+    min_p_R: torch.Tensor,
     draft_R: torch.Tensor,
     q_row_R: torch.Tensor,
     row_BQ: torch.Tensor,
@@ -42,10 +48,29 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Drafts accepted, int32 [B], and tokens, int32 [B, Q], of which accepted + 1 are the block's.
 
+    logits, temperature, top_k, top_p, min_p: the law after each row, see `sampling_law`. The others: see `judged`."""
+    p_RV = sampling_law.reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+    return judged(p_RV, draft_R, q_row_R, row_BQ, count_B, accept_R, last_B, block_B, q_ZK, q_ids_ZK)
+
+
+def judged(
+    p_RV: torch.Tensor,
+    draft_R: torch.Tensor,
+    q_row_R: torch.Tensor,
+    row_BQ: torch.Tensor,
+    count_B: torch.Tensor,
+    accept_R: torch.Tensor,
+    last_B: torch.Tensor,
+    block_B: torch.Tensor,
+    q_ZK: torch.Tensor,
+    q_ids_ZK: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `reference` gives, from laws.
+
     p: float32 [R, V], the law after each row. draft: int32, the draft after each row. q_row: where its q is. row: the
     rows of each block; beyond its drafts any of its own. count: its drafts. accept, last: uniforms float32 [0, 1) for
     every draft and for every block's last token. block: int32, 1 verifies as a block. q: float32; q_ids: int32, token
-    ids of its columns (None: all tokens in order)."""
+    ids of its columns, all different (None: all tokens in order)."""
     row_BQ = row_BQ.long()
     p_BQV, draft_BQ = p_RV[row_BQ], draft_R[row_BQ].long()
     q_BQK, q_row_BQ = q_ZK[q_row_R[row_BQ].long()], q_row_R[row_BQ].long()
@@ -86,7 +111,11 @@ def _block(p_BQV, q_BQV, ratio_BQ, u_BQ, count_B) -> tuple[torch.Tensor, torch.T
 
 
 def native(
-    p_RV: Tensor,
+    logits_RV: Tensor,
+    temperature_R: Tensor,
+    top_k_R: Tensor,
+    top_p_R: Tensor,
+    min_p_R: Tensor,
     draft_R: Tensor,
     q_row_R: Tensor,
     row_BQ: Tensor,
@@ -98,29 +127,44 @@ def native(
     q_ids_ZK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Drafts accepted, int32 [B], and tokens, int32 [B, Q]: see `reference`."""
-    inputs = [p_RV, draft_R, q_row_R, row_BQ, count_B, accept_R, last_B, block_B, q_ZK]
-    inputs += [q_ids_ZK] if q_ids_ZK is not None else []
-    with p_RV.net.region("reject", inputs, {}) as outputs:
-        rows = row_BQ.shape[1]
-        laws = _Laws(p_RV, q_ZK, q_ids_ZK, q_row_R)
-        ratio_BQ, u_BQ = ops.gather(laws.ratio(draft_R), row_BQ), ops.gather(accept_R, row_BQ)
-        here_BQ = accept.verified(count_B, rows)
-        standard_B = accept.leading((ratio_BQ > u_BQ) & here_BQ)
-        tau_B, chance_B = _native_block(laws, row_BQ, count_B, ratio_BQ, u_BQ)
-        block_B = block_B > 0
-        accepted_B = ops.select(block_B, tau_B, standard_B)
-        weight_B1 = ops.reshape(ops.select(block_B, chance_B, 1.0), (0, 1))
-        row_B1 = ops.gather_elements(row_BQ, ops.reshape(accepted_B, (0, 1)), 1)
-        row_B = ops.reshape(row_B1, (-1,))
-        p_BV, rest_BV = laws.p(row_B), ops.relu(weight_B1 * laws.p(row_B) - laws.q(row_B))
-        some_B1 = ops.reduce(rest_BV, "SUM", 1) > 0.0
-        rest_B1 = some_B1 & ops.reshape(count_B > accepted_B, (0, 1))
-        token_B = draw.native(ops.select(rest_B1, rest_BV, p_BV), last_B)
-        column_1Q = p_RV.net.constant([list(range(rows))], "int32")
-        last_BQ = column_1Q.equals(ops.reshape(accepted_B, (0, 1)))
-        tokens_BQ = ops.select(last_BQ, ops.reshape(token_B, (0, 1)), ops.gather(draft_R, row_BQ))
-        outputs += [accepted_B, tokens_BQ]
+    inputs = [logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, draft_R, q_row_R, row_BQ, count_B]
+    inputs += [accept_R, last_B, block_B, q_ZK] + ([q_ids_ZK] if q_ids_ZK is not None else [])
+    with logits_RV.net.region("reject", inputs, {}) as outputs:
+        if not outputs:
+            p_RV = sampling_law.native(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+            laws = _Laws(p_RV, q_ZK, q_ids_ZK, q_row_R)
+            outputs += _native_judged(laws, draft_R, row_BQ, count_B, accept_R, last_B, block_B)
     return outputs[0], outputs[1]
+
+
+def _native_judged(
+    laws: _Laws,
+    draft_R: Tensor,
+    row_BQ: Tensor,
+    count_B: Tensor,
+    accept_R: Tensor,
+    last_B: Tensor,
+    block_B: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """See `judged`."""
+    rows = row_BQ.shape[1]
+    ratio_BQ, u_BQ = ops.gather(laws.ratio(draft_R), row_BQ), ops.gather(accept_R, row_BQ)
+    here_BQ = accept.verified(count_B, rows)
+    standard_B = accept.leading((ratio_BQ > u_BQ) & here_BQ)
+    tau_B, chance_B = _native_block(laws, row_BQ, count_B, ratio_BQ, u_BQ)
+    block_B = block_B > 0
+    accepted_B = ops.select(block_B, tau_B, standard_B)
+    weight_B1 = ops.reshape(ops.select(block_B, chance_B, 1.0), (0, 1))
+    row_B1 = ops.gather_elements(row_BQ, ops.reshape(accepted_B, (0, 1)), 1)
+    row_B = ops.reshape(row_B1, (-1,))
+    p_BV, rest_BV = laws.p(row_B), ops.relu(weight_B1 * laws.p(row_B) - laws.q(row_B))
+    some_B1 = ops.reduce(rest_BV, "SUM", 1) > 0.0
+    rest_B1 = some_B1 & ops.reshape(count_B > accepted_B, (0, 1))
+    token_B = draw.native(ops.select(rest_B1, rest_BV, p_BV), last_B)
+    column_1Q = row_BQ.net.constant([list(range(rows))], "int32")
+    last_BQ = column_1Q.equals(ops.reshape(accepted_B, (0, 1)))
+    tokens_BQ = ops.select(last_BQ, ops.reshape(token_B, (0, 1)), ops.gather(draft_R, row_BQ))
+    return accepted_B, tokens_BQ
 
 
 class _Laws:
@@ -176,7 +220,11 @@ def _native_block(
 OP = Op(
     name="reject",
     inputs={
-        "p_RV": "float32",
+        "logits_RV": "T",
+        "temperature_R": "float32",
+        "top_k_R": "int32",
+        "top_p_R": "float32",
+        "min_p_R": "float32",
         "draft_R": "int32",
         "q_row_R": "int32",
         "row_BQ": "int32",
