@@ -24,8 +24,8 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
-from glmspec.plugins import accept, draw, sampling_law
-from glmspec.plugins.spec import Op
+from glmspec.plugins import accept, draw, sample, sampling_law
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 
 _TINY = 1e-38
 
@@ -217,25 +217,104 @@ def _native_block(
     return tau_B, tau_chance_B
 
 
+def plugged(
+    run: Runs,
+    logits_RV,
+    temperature_R,
+    top_k_R,
+    top_p_R,
+    min_p_R,
+    draft_R,
+    q_row_R,
+    row_BQ,
+    count_B,
+    accept_R,
+    last_B,
+    block_B,
+    q_ZK,
+    q_ids_ZK=None,
+) -> tuple:
+    """Three launches, or five where q is whole: see `reference`. Raises `NoPlugin`."""
+    columns, candidates = run.shape(row_BQ)[1], run.shape(q_ZK)[1]
+    if columns > ROWS_MOST:
+        raise NoPlugin(f"blocks of {columns} rows, expected at most {ROWS_MOST}")
+    if q_ids_ZK is not None and candidates > CANDIDATES_MOST:
+        raise NoPlugin(f"{candidates} candidates, expected at most {CANDIDATES_MOST}")
+    bound_R, *stats = sample.laws(run, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+    law = (logits_RV, temperature_R, bound_R)
+    blocks = (draft_R, q_row_R, row_BQ, count_B, accept_R)
+    if q_ids_ZK is not None:
+        return run(RESAMPLE, *law, *stats, *blocks, last_B, block_B, q_ZK, q_ids_ZK)
+    chances = run(CHANCES, *law, *stats, *blocks, block_B, q_ZK)
+    (mass_BQS,) = run(MASSES, *law, q_row_R, row_BQ, q_ZK, *chances)
+    return run(RESAMPLE_WHOLE, *law, *stats, *blocks, last_B, block_B, q_ZK, mass_BQS)
+
+
+ROWS_MOST, CANDIDATES_MOST = 16, 64  # of a block: more would spill
+_LAW = {"logits_RV": "T", "temperature_R": "float32", "bound_R": "float32"}
+_BLOCKS = {"draft_R": "int32", "q_row_R": "int32", "row_BQ": "int32", "count_B": "int32", "accept_R": "float32"}
+_LAST = {"last_B": "float32", "block_B": "int32", "q_ZK": "float32"}
+_CHANCES = {"weight_BQ": "float32", "largest_BQ": "float32", "total_BQ": "float32", "first_BQ": "int32"}
+_VERDICT = {"accepted_B": "int32", "tokens_BQ": "int32"}
+_PADDED = {"SP": "pow2(S)", "QP": "pow2(Q)"}
+CHANCES = Plugin(
+    name="chances",
+    op="reject",
+    function="chances_kernel",
+    inputs={**_LAW, **sample.STATS, **_BLOCKS, "block_B": "int32", "q_ZK": "float32"},
+    outputs=_CHANCES,
+    sizes=_PADDED,
+    grid=("B",),
+    tiles={"": {"WARPS": 4}},
+    bytes="12 * B * Q * S + 52 * B * Q",
+)
+MASSES = Plugin(
+    name="masses",
+    op="reject",
+    function="masses_kernel",
+    inputs={**_LAW, "q_row_R": "int32", "row_BQ": "int32", "q_ZK": "float32", **_CHANCES},
+    outputs={"mass_BQS": "float32"},
+    sizes={"S": "cdiv(V, SPLIT)"},
+    grid=("S", "Q", "B"),
+    tiles={"": {"SPLIT": sample.SPLIT, "WARPS": 8}},
+    bytes="B * (Q - 1) * V * (t + 4) + 4 * B * Q * S",  # every draft's, as block verification needs them
+    flops="6 * B * (Q - 1) * V",
+)
+RESAMPLE = Plugin(
+    name="resample",
+    op="reject",
+    function="resample_kernel",
+    inputs={**_LAW, **sample.STATS, **_BLOCKS, **_LAST, "q_ids_ZK": "int32"},
+    outputs=_VERDICT,
+    sizes={**_PADDED, "KP": "pow2(K)"},
+    absent=("mass_BQS",),
+    grid=("B",),
+    tiles={"": {"SPLIT": sample.SPLIT, "WARPS": 4}},
+    bytes="B * (t * SPLIT + 12 * Q * S + Q * K * (t + 8) + 40 * Q)",
+)
+RESAMPLE_WHOLE = Plugin(
+    name="resample_whole",
+    op="reject",
+    function="resample_kernel",
+    inputs={**_LAW, **sample.STATS, **_BLOCKS, **_LAST, "mass_BQS": "float32"},
+    outputs=_VERDICT,
+    sizes={**_PADDED, "KP": "1"},
+    absent=("q_ids_ZK",),
+    grid=("B",),
+    tiles={"": {"SPLIT": sample.SPLIT, "WARPS": 4}},
+    bytes="B * ((t + 4) * SPLIT + 16 * Q * S + 40 * Q)",
+)
 OP = Op(
     name="reject",
-    inputs={
-        "logits_RV": "T",
-        "temperature_R": "float32",
-        "top_k_R": "int32",
-        "top_p_R": "float32",
-        "min_p_R": "float32",
-        "draft_R": "int32",
-        "q_row_R": "int32",
-        "row_BQ": "int32",
-        "count_B": "int32",
-        "accept_R": "float32",
-        "last_B": "float32",
-        "block_B": "int32",
-        "q_ZK": "float32",
-    },
-    outputs={"accepted_B": "int32", "tokens_BQ": "int32"},
+    inputs={"logits_RV": "T", **sample.SETTINGS, **_BLOCKS, **_LAST},
+    outputs=_VERDICT,
     optional={"q_ids_ZK": "int32"},
     reference=reference,
-    native="to come",
+    plugged=plugged,
+    plugins=(sample.LEAST_LOGIT, sample.ROW_STATS, CHANCES, MASSES, RESAMPLE, RESAMPLE_WHOLE),
+    real={"B": "batch", "Q": "9", "R": "9 * batch", "V": "154_880", "Z": "8 * batch", "K": "V"},
+    uses={"": Use(optional=("q_ids_ZK",), sizes={"K": "16"}), "whole": Use()},
+    run_time="BRZ",
+    bytes="t * R * V + 4 * Z * K + 60 * R",
+    flops="4 * R * V",
 )

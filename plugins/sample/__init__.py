@@ -64,7 +64,7 @@ LEAST_LOGIT = Plugin(
     inputs={"logits_RV": "T", **SETTINGS},
     outputs={"bound_R": "float32"},
     grid=("R",),
-    tiles={"": {"BLOCK": 4096, "WARPS": 16}},
+    tiles={"": {"BLOCK": 2048, "WARPS": 16}},
     bytes="20 * R",  # rows that are narrowed: their logits too, about six times, of which five are in the L2 cache
 )
 ROW_STATS = Plugin(

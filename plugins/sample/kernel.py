@@ -47,7 +47,7 @@ def least_logit_kernel(
 def _largest(logits_V, V: tl.constexpr, BLOCK: tl.constexpr):
     column_b = tl.arange(0, BLOCK)
     largest_b = tl.full([BLOCK], float("-inf"), tl.float32)
-    for start in range(0, V, BLOCK):
+    for start in tl.range(0, V, BLOCK, num_stages=4):  # three tiles under way
         largest_b = tl.maximum(largest_b, _tile(logits_V, start + column_b, V))
     return tl.max(largest_b, 0)
 
@@ -67,7 +67,7 @@ def _search(logits_V, low, largest, heat, rate, share, wanted, V: tl.constexpr, 
         none_b = tl.zeros([BLOCK], tl.float32)
         above0_b, above1_b, above2_b, above3_b, above4_b = none_b, none_b, none_b, none_b, none_b
         least_b, most_b = none_b + float("inf"), none_b - float("inf")
-        for start in range(0, V, BLOCK):
+        for start in tl.range(0, V, BLOCK, num_stages=4):  # three tiles under way
             logit_b = _tile(logits_V, start + column_b, V)
             weight_b = tl.where(logit_b >= low, tl.exp2((logit_b - largest) * rate), 0.0)
             above0_b += weight_b
