@@ -15,7 +15,7 @@ Why a price is carried and not a budget: a step of good blocks then verifies mor
 row costs the same, tokens a millisecond over many steps are most when all rows are bought at one price (Dinkelbach, On
 Nonlinear Fractional Programming, 1967); the fewer sequences run, the more a fixed number of rows would lose.
 
-Why this changes no law. Rejection sampling of a block (either way, see `plugins/reject.py`) draws from the target's
+Why this changes no law. Rejection sampling of a block (either way, see `plugins/reject/`) draws from the target's
 law for every length n of the block, and for a random n too if n is a stopping time of the drafts: whether draft j is
 verified may depend on drafts before j, and on anything that is independent of this block, but not on draft j, on later
 ones, or on the numbers that accept them. (Otherwise drafts would be picked by how good they are, and picked drafts do

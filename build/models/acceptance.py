@@ -25,7 +25,7 @@ from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module
 from glmspec.build.trt import Backend
-from glmspec.plugins import accept, adjust, draw, reject, sampling_law
+from glmspec.plugins import accept, adjust, reject, sample
 
 LOGPROBS_MOST = 20  # alternatives a request may ask for
 
@@ -89,7 +89,7 @@ class Sampled(LogitsNetwork):
 
     def forward(self, x: dict[str, Tensor]) -> None:
         """Marks `accepted` and `tokens`."""
-        drawn_R = draw.native(_law(x), x["uniform"])
+        drawn_R = sample.native(*_law(x), x["uniform"])
         _verdict(*accept.native(drawn_R, x["draft_ids"], x["block_rows"], x["draft_counts"]))
 
 
@@ -119,7 +119,7 @@ class Rejection(LogitsNetwork):
     def forward(self, x: dict[str, Tensor]) -> None:
         """Marks `accepted` and `tokens`."""
         names = ("draft_ids", "q_rows", "block_rows", "draft_counts", "uniform", "last_uniform", "verify_blocks", "q")
-        _verdict(*reject.native(_law(x), *(x[name] for name in names), x.get("q_ids")))
+        _verdict(*reject.native(*_law(x), *(x[name] for name in names), x.get("q_ids")))
 
 
 class Logprobs(LogitsNetwork):
@@ -183,11 +183,11 @@ def _block_specs(limits: EngineLimits) -> list[TensorSpec]:
     ]
 
 
-def _law(x: dict[str, Tensor]) -> Tensor:
-    """[R, V]."""
+def _law(x: dict[str, Tensor]) -> list[Tensor]:
+    """What every row's law is made of: adjusted logits, and four settings."""
     entries = (x["adjust_places"], x["adjust_before"], x["adjust_factor"], x["adjust_after"])
     logits_RV = adjust.native(x["logits"], *entries)
-    return sampling_law.native(logits_RV, x["temperature"], x["top_k"], x["top_p"], x["min_p"])
+    return [logits_RV, x["temperature"], x["top_k"], x["top_p"], x["min_p"]]
 
 
 def _verdict(accepted_B: Tensor, tokens_BQ: Tensor) -> None:

@@ -19,6 +19,12 @@ def both(op, inputs: dict[str, torch.Tensor], **options) -> tuple[list[torch.Ten
     return expected, run(inputs, op.native, regions=False, **options)
 
 
+def as_logits(p: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Logits and settings whose law is p, to its rounding."""
+    one = torch.ones(len(p))
+    return {"logits": p.log(), "t": one, "k": (0 * one).to(INT), "top_p": one, "m": 0 * one}
+
+
 def rows(seed: int, count: int, vocab: int, spread: float = 2.0) -> torch.Tensor:
     return torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * spread
 
@@ -130,7 +136,7 @@ def reject_case(seed: int, blocks: int, drafts: int, vocab: int, k: int | None) 
     own_q = (p.gather(1, ids) + rows(seed + 1, total, k or vocab, 0.5)).softmax(-1)
     drawn = ids.gather(1, torch.multinomial(own_q, 1, generator=g)).squeeze(1)
     q_row = torch.randperm(total, generator=g)
-    made = {"p": p.softmax(-1), "draft": drawn.to(INT), "q_row": q_row.to(INT), "block": block, "count": count}
+    made = as_logits(p.softmax(-1)) | {"draft": drawn.to(INT), "q_row": q_row.to(INT), "block": block, "count": count}
     made |= {"u": torch.rand(total, generator=g), "last": torch.rand(blocks, generator=g)}
     made |= {"verify": torch.arange(blocks, dtype=INT) // 2 % 2, "q": torch.empty_like(own_q)}
     made["q"][q_row] = own_q
@@ -156,8 +162,8 @@ def test_edges_of_rejection(verify):
     """q equal to p accepts all; a draft that p forbids never stands; q one-hot; a certain p."""
     p = torch.tensor([[0.5, 0.5, 0.0]] * 3 + [[0.5, 0.5, 0.0]] * 2 + [[1.0, 0.0, 0.0]] * 2)
     q = torch.tensor([[0.5, 0.5, 0.0]] * 3 + [[0.0, 0.0, 1.0]] * 2 + [[1.0, 0.0, 0.0]] * 2)
-    inputs = {
-        "p": p, "draft": torch.tensor([0, 1, 0, 2, 0, 0, 0], dtype=INT), "q_row": torch.arange(7, dtype=INT),
+    inputs = as_logits(p) | {
+        "draft": torch.tensor([0, 1, 0, 2, 0, 0, 0], dtype=INT), "q_row": torch.arange(7, dtype=INT),
         "block": torch.tensor([[0, 1, 2], [3, 4, 4], [5, 6, 6]], dtype=INT),
         "count": torch.tensor([2, 1, 1], dtype=INT),
         "u": torch.full((7,), 1 - 2**-23), "last": torch.tensor([0.75, 0.75, 0.0]),

@@ -1,0 +1,104 @@
+"""A token drawn for every row from its law: logits, temperature, top-k, top-p, min-p and one uniform number to a token.
+
+The law is `sampling_law`'s and the draw is `draw`'s.
+
+Legend: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from glmspec.build.network.graph import Tensor
+from glmspec.plugins import draw, sampling_law
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs
+
+
+def reference(
+    logits_RV: torch.Tensor,
+    temperature_R: torch.Tensor,
+    top_k_R: torch.Tensor,
+    top_p_R: torch.Tensor,
+    min_p_R: torch.Tensor,
+    u_R: torch.Tensor,
+) -> torch.Tensor:
+    """int32 [R]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R], see `sampling_law`. u: float32 in [0, 1)."""
+    return draw.reference(sampling_law.reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R), u_R)
+
+
+def native(
+    logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor, u_R: Tensor
+) -> Tensor:
+    """int32 [R]: see `reference`."""
+    inputs = [logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, u_R]
+    with logits_RV.net.region("sample", inputs, {}) as outputs:
+        if not outputs:
+            outputs.append(draw.native(sampling_law.native(*inputs[:5]), u_R))
+    return outputs[0]
+
+
+def plugged(run: Runs, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, u_R) -> tuple:
+    """Three launches: see `reference`. Raises `NoPlugin`."""
+    stats = laws(run, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+    return run(DRAW_ROW, logits_RV, temperature_R, *stats, u_R)
+
+
+def laws(run: Runs, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R) -> tuple:
+    """Two launches, of which `reject` begins with too: the least logit that stays of every row, and the statistics of
+    its splits. Raises `NoPlugin` for a vocabulary of more splits than a program may hold."""
+    vocabulary = run.shape(logits_RV)[1]
+    if vocabulary > SPLITS_MOST * SPLIT:
+        raise NoPlugin(f"a vocabulary of {vocabulary}, expected at most {SPLITS_MOST * SPLIT}")
+    (bound_R,) = run(LEAST_LOGIT, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+    return bound_R, *run(ROW_STATS, logits_RV, temperature_R, bound_R)
+
+
+SPLIT = 4096  # columns that one program reads at once: 16 bytes a load, four or eight loads a thread under way
+SPLITS_MOST = 64
+SETTINGS = {"temperature_R": "float32", "top_k_R": "int32", "top_p_R": "float32", "min_p_R": "float32"}
+STATS = {"largest_RS": "float32", "sum_RS": "float32", "first_RS": "int32"}
+LEAST_LOGIT = Plugin(
+    name="least_logit",
+    op="sample",
+    function="least_logit_kernel",
+    inputs={"logits_RV": "T", **SETTINGS},
+    outputs={"bound_R": "float32"},
+    grid=("R",),
+    tiles={"": {"BLOCK": 2048, "WARPS": 16}},
+    bytes="20 * R",  # rows that are narrowed: their logits too, about six times, of which five are in the L2 cache
+)
+ROW_STATS = Plugin(
+    name="row_stats",
+    op="sample",
+    function="row_stats_kernel",
+    inputs={"logits_RV": "T", "temperature_R": "float32", "bound_R": "float32"},
+    outputs=STATS,
+    sizes={"S": "cdiv(V, SPLIT)"},
+    grid=("S", "R"),
+    tiles={"": {"SPLIT": SPLIT, "WARPS": 4}},
+    bytes="t * R * V + 12 * R * S",
+    flops="4 * R * V",
+)
+DRAW_ROW = Plugin(
+    name="draw_row",
+    op="sample",
+    function="draw_row_kernel",
+    inputs={"logits_RV": "T", "temperature_R": "float32", "bound_R": "float32", **STATS, "u_R": "float32"},
+    outputs={"token_R": "int32"},
+    sizes={"SP": "pow2(S)"},
+    grid=("R",),
+    tiles={"": {"SPLIT": SPLIT, "WARPS": 4}},
+    bytes="R * (t * SPLIT + 12 * S + 16)",
+)
+OP = Op(
+    name="sample",
+    inputs={"logits_RV": "T", **SETTINGS, "u_R": "float32"},
+    outputs={"token_R": "int32"},
+    reference=reference,
+    plugged=plugged,
+    plugins=(LEAST_LOGIT, ROW_STATS, DRAW_ROW),
+    real={"R": "9 * batch", "V": "154_880"},
+    run_time="R",
+    bytes="t * R * V + 24 * R",
+    flops="4 * R * V",
+)
