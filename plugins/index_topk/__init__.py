@@ -11,12 +11,14 @@ segment, M pages of a table, L = M * P context rows, K rows kept.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.plugins import lowest_topk
-from glmspec.plugins.spec import Op
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 
 
 def reference(
@@ -88,13 +90,14 @@ def native(
     """
     inputs = [q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, positions_N]
     with q_NHD.net.region("index_topk", inputs, {"k": k, "at_once": at_once}) as outputs:
-        score_NL = _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, at_once)
-        column_1L = ops.reshape(ops.arange_like(score_NL, 1), (1, -1))
-        position_N1 = ops.reshape(positions_N, (0, 1))
-        score_NL = ops.select(column_1L > position_N1, float("-inf"), score_NL)
-        column_NK = lowest_topk.native(score_NL, k=k)
-        outputs.append(_cache_rows(column_NK, page_table_GM, row_slot_N2, keys_X1PD.shape[2]))
-        outputs.append(ops.unary(column_NK > position_N1, "NOT"))
+        if not outputs:
+            score_NL = _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, at_once)
+            column_1L = ops.reshape(ops.arange_like(score_NL, 1), (1, -1))
+            position_N1 = ops.reshape(positions_N, (0, 1))
+            score_NL = ops.select(column_1L > position_N1, float("-inf"), score_NL)
+            column_NK = lowest_topk.native(score_NL, k=k)
+            outputs.append(_cache_rows(column_NK, page_table_GM, row_slot_N2, keys_X1PD.shape[2]))
+            outputs.append(ops.unary(column_NK > position_N1, "NOT"))
     return outputs[0], outputs[1]
 
 
@@ -125,8 +128,36 @@ def _cache_rows(column_NK, page_table_GM, row_slot_N2, page_size) -> Tensor:
     return page_NK * page_size + (column_NK - ordinal_NK * page_size)
 
 
-OP = Op(
-    name="index_topk",
+def plugged(
+    run: Runs,
+    q_NHD,
+    weight_NH,
+    keys_X1PD,
+    page_table_GM,
+    segment_rows_GS,
+    row_slot_N2,
+    positions_N,
+    *,
+    k,
+    at_once,
+) -> tuple:
+    """Four launches: scores, the best of each split of the context, of groups of splits, of all. See `reference`."""
+    page_size = run.shape(keys_X1PD)[2]
+    lowest_topk.check(k)
+    if page_size < 1 or lowest_topk.TILE % page_size:
+        raise NoPlugin(f"plugin {INDEX_SPLIT.id}: page size: found {page_size}, expected a power of two")
+    (score_NMP,) = run(
+        INDEX_SCORES, q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, positions_N
+    )
+    lists = run(INDEX_SPLIT, score_NMP, positions_N, k=k)
+    lists = run(lowest_topk.TOPK_MERGE, *lists, k=k)
+    return run(INDEX_ROWS, *lists, page_table_GM, row_slot_N2, k=k, page_size=page_size)
+
+
+INDEX_SCORES = Plugin(
+    name="index_scores",
+    op="index_topk",
+    function="scores_kernel",
     inputs={
         "q_NHD": "T",
         "weight_NH": "float32",
@@ -136,8 +167,61 @@ OP = Op(
         "row_slot_N2": "int32",
         "positions_N": "int32",
     },
+    outputs={"score_NMP": "float32"},
+    sizes={"HP": "max(8, pow2(H))", "DP": "max(16, pow2(D))"},
+    scalars=("S", "M"),
+    grid=("cdiv(M * P, TILE)", "G"),
+    # SM100's products want eight more bytes of shared memory than two slots leave.
+    tiles={
+        "": {"TILE": 128, "SLOTS": 1, "CHUNK": 16, "WARPS": 8, "STAGES": 1},
+        "SM90": {"SLOTS": 2},
+    },
+    bytes="t * (G * M * P + N * H) * D + 4 * (N * H + N * M * P + G * M + G * S + 3 * N)",
+    flops="2 * N * M * P * H * D",
+)
+INDEX_SPLIT = replace(
+    lowest_topk.TOPK_SPLIT,
+    name="index_split",
+    inputs={"score_NMP": "float32", "position_N": "int32"},
+    absent=(),
+)
+INDEX_ROWS = Plugin(
+    name="index_rows",
+    op="index_topk",
+    function="rows_kernel",
+    inputs={**lowest_topk.LISTS, "page_table_GM": "int32", "row_slot_N2": "int32"},
     outputs={"rows_NK": "int32", "visible_NK": "bool"},
+    attributes={"k": int, "page_size": int},
+    sizes={"KP": "pow2(K)", "P": "page_size"},
+    scalars=("Y", "M"),
+    grid=("N",),
+    tiles={"": {"WARPS": 8}},
+    bytes="N * (4 * (Y * K + Y + 2 * K) + K)",
+)
+OP = Op(
+    name="index_topk",
+    inputs=INDEX_SCORES.inputs,
+    outputs=INDEX_ROWS.outputs,
     attributes={"k": int, "at_once": int},
     reference=reference,
-    native="to come",
+    plugged=plugged,
+    plugins=(INDEX_SCORES, INDEX_SPLIT, lowest_topk.TOPK_MERGE, INDEX_ROWS),
+    real={
+        "N": "9 * batch",
+        "H": "32",
+        "D": "128",
+        "G": "batch",
+        "S": "9",
+        "M": "2048",
+        "X": "batch * M + 1",
+        "P": "64",
+        "K": "2048",
+    },
+    uses={
+        "": Use({"k": 2048, "at_once": 32}),
+        "a million tokens": Use({"k": 2048, "at_once": 32}, sizes={"M": "16384"}),
+    },
+    run_time="NXGSM",
+    bytes="t * (G * M * P + N * H) * D + 4 * (N * H + G * M + G * S + 3 * N) + 5 * N * K",
+    flops="2 * N * M * P * H * D",
 )
