@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.networks import PLAIN, author, run
 
+from glmspec.build.errors import NetworkError
 from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.plugins import (
@@ -320,6 +321,13 @@ def test_the_region_is_replaced_by_the_reference(name):
     expected = reference(case)
     for one, other in zip(run(case.inputs, native(case), case.static, case.form), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_sparse_mla_has_no_layers_for_a_float8_cache():
+    inputs = {**CASES["sparse_mla"].inputs, "scale": torch.tensor([0.5])}
+    inputs["cache"] = inputs["cache"].to(torch.float8_e4m3fn)
+    with pytest.raises(NetworkError, match="float8 cache: TensorRT has no layer that gathers its rows"):
+        author(inputs, lambda *given: sparse_mla.native(*given, scale=0.4, value_start=4))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("lowest_topk")])
