@@ -119,12 +119,13 @@ class Plugin:
 class Use:
     """One way in which the full model uses an op.
 
-    attributes: their values. optional: the optional inputs that are given. sizes: over the op's.
+    attributes: their values. optional: the optional inputs that are given. sizes, dtypes: over the op's.
     """
 
     attributes: Mapping[str, Any] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     sizes: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,7 +171,7 @@ class Op:
 
     def given(self, use: Use) -> dict[str, str]:
         """The inputs of a use, with their dtypes."""
-        return {**self.inputs, **{name: self.optional[name] for name in use.optional}}
+        return {**self.inputs, **{name: self.optional[name] for name in use.optional}, **use.dtypes}
 
     def cost(self, sizes: Mapping[str, int], compute: str) -> tuple[int, int]:
         """The least bytes and flops for these sizes."""

@@ -1,7 +1,7 @@
-"""Paged caches on TensorRT's in-place KV update.
+"""Paged caches, updated in place (`glmspec.plugins.kv_append`).
 
 A cache is [X, J, P, D]: pages, heads, rows a page, columns. The step's rows are sorted by page
-(`order`), then written page by page from `offset` on (see `ops.kv_update`). One plan serves every
+(`order`), then written page by page from `offset` on. One plan serves every
 cache of its kind. Kinds are two: caches of whole contexts, and rings, which keep the window that
 sliding layers see, and have pages ([XR, J, P, D]) and a plan of their own.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glmspec.build.network import ops
 from glmspec.build.network.contract import CACHE, TensorSpec
 from glmspec.build.network.graph import Network, Tensor
+from glmspec.plugins import kv_append
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def append(name: str, rows_NJD: Tensor, plan: WritePlan) -> Tensor:
     """The cache `name` with this step's rows written; marks the network's in-place output."""
     net = rows_NJD.net
     cache = net.inputs[name]
-    updated = ops.kv_update(cache, ops.gather(rows_NJD, plan.order_N), plan.offset_X, plan.cumulative_X1)
+    updated = kv_append.native(cache, rows_NJD, plan.order_N, plan.offset_X, plan.cumulative_X1)
     dims = (plan.kind.pages, *cache.shape[1:])
     net.output(updated, TensorSpec(f"{name}.updated", cache.dtype, dims, CACHE))
     return updated

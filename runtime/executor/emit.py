@@ -6,7 +6,7 @@ that is not in the table is an error that names the layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from glmspec.build.errors import NetworkError
@@ -236,9 +236,22 @@ def _kv_update(node: Node, scope: Scope) -> str:
     if node.attributes != {"mode": "LINEAR", "form": "PACKED_NHD"}:
         raise _unknown(node, "this form of KV cache update")
     cache, rows, offset, cumulative = node.inputs
-    # Every cache of a network shares one write plan, so the slots are computed once a step.
-    where = scope.shared(f"k.write_slots({scope.var(offset)}, {scope.var(cumulative)})", [offset, cumulative])
-    return f"k.kv_update({scope.var(cache)}, {scope.var(rows)}, {where})"
+    return f"k.kv_update({scope.var(cache)}, {scope.var(rows)}, {_slots(offset, cumulative, scope)})"
+
+
+def _slots(offset: Value, cumulative: Value, scope: Scope) -> str:
+    """Where rows go: every cache of a kind has one write plan, so it is worked out once a step."""
+    return scope.shared(f"k.write_slots({scope.var(offset)}, {scope.var(cumulative)})", [offset, cumulative])
+
+
+def emit_op(op: str, inputs: Sequence[Value], attributes: Mapping[str, Any], scope: Scope) -> str:
+    """A Python expression for an op's outputs: its reference's."""
+    arguments = [scope.var(value) for value in inputs]
+    if op == "kv_append":
+        arguments[3:5] = [_slots(*inputs[3:5], scope)]
+        return f"k.kv_append({', '.join(arguments)})"
+    arguments += [f"{key}={value!r}" for key, value in sorted(attributes.items())]
+    return f"OPS[{op!r}].reference({', '.join(arguments)})"
 
 
 def _fill(node: Node, scope: Scope) -> str:

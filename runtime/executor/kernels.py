@@ -6,9 +6,11 @@ import torch
 from torch.nn import functional
 
 from glmspec.build.network.formats import FP4_MAX, GROUP
+from glmspec.plugins import kv_append as append_op
 from glmspec.plugins import moe as moe_op
 from glmspec.plugins.rounding import to_e2m1, to_e4m3
 
+write_slots, kv_append, kv_update = append_op.slots, append_op.append, append_op.write
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # by code
 
 
@@ -42,27 +44,6 @@ def rope_half_split(x_NH1F: torch.Tensor, cos_N1E: torch.Tensor, sin_N1E: torch.
     cos, sin = cos_N1E.unsqueeze(1), sin_N1E.unsqueeze(1)
     first, second = x_NH1F[..., :half], x_NH1F[..., half : 2 * half]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, x_NH1F[..., 2 * half :]], -1)
-
-
-def write_slots(offset_X: torch.Tensor, cumulative_X1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Page and slot, int64 [rows] each, of every packed row of a KV cache update."""
-    counts, rows = cumulative_X1.diff(), int(cumulative_X1[-1])
-    page = torch.repeat_interleave(torch.arange(len(counts)), counts, output_size=rows)
-    slot = torch.arange(rows) - cumulative_X1[page] + offset_X[page]
-    return page, slot
-
-
-def kv_update(
-    cache_XHPD: torch.Tensor, rows_NHD: torch.Tensor, where: tuple[torch.Tensor, torch.Tensor]
-) -> torch.Tensor:
-    """The cache with the rows written in place."""
-    page, slot = where
-    if cache_XHPD.shape[1] == 1:
-        flat = cache_XHPD.view(-1, cache_XHPD.shape[3])
-        flat.index_copy_(0, page * cache_XHPD.shape[2] + slot, rows_NHD.squeeze(1))
-    else:
-        cache_XHPD[page, :, slot] = rows_NHD
-    return cache_XHPD
 
 
 def window(x: torch.Tensor, axis: int, start: int, size: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 
 from glmspec.build.errors import NetworkError
 from glmspec.build.network.reader import Graph, Node, Value
-from glmspec.runtime.executor.emit import Scope, emit
+from glmspec.runtime.executor.emit import Scope, emit, emit_op
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,7 @@ class Planner(Scope):
     def _expression(self, unit: _Unit) -> str:
         if unit.op is None:
             return emit(unit.nodes[0], self)
-        arguments = [self.var(value) for value in unit.inputs]
-        arguments += [f"{key}={value!r}" for key, value in sorted(unit.attributes.items())]
-        return f"OPS[{unit.op!r}].reference({', '.join(arguments)})"
+        return emit_op(unit.op, unit.inputs, unit.attributes, self)
 
     def _release(self, at: int, unit: _Unit, last_use: dict[str, int]) -> None:
         """Give back the names of values this unit is the last to read."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.networks import PLAIN, author, run
 
+from glmspec.build.errors import NetworkError
 from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.plugins import (
@@ -18,6 +19,7 @@ from glmspec.plugins import (
     draft_law,
     grouped_conv,
     index_topk,
+    kv_append,
     lowest_topk,
     margin,
     markov_walk,
@@ -27,6 +29,7 @@ from glmspec.plugins import (
     selector_walk,
     sparse_mla,
 )
+from glmspec.runtime.executor import ReferenceExecutor
 
 INT = torch.int32
 
@@ -92,6 +95,18 @@ def ring_case(causal: bool, window: int, relative: bool) -> Case:
     return case
 
 
+def append_case(rand: Callable, heads: int, order: list[int]) -> Case:
+    """Five rows to pages 1 (from its second slot on) and 3, of six rows."""
+    inputs = {
+        "cache": rand(5, heads, 4, 3),
+        "rows": rand(6, heads, 3),
+        "order": torch.tensor(order, dtype=INT),
+        "offset": torch.tensor([0, 1, 0, 2, 0], dtype=INT),
+        "cumulative": torch.tensor([0, 0, 3, 3, 5, 5], dtype=INT),
+    }
+    return Case(kv_append, inputs, {})
+
+
 def walk_inputs(seed: int, vocab: int, quantum: float = 0.0) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 4, vocab, generator=g)
@@ -121,6 +136,8 @@ def cases() -> dict[str, Case]:
             },
             {"scale": 0.4, "value_start": 4},
         ),
+        "kv_append": append_case(rand, heads=1, order=[4, 0, 1, 3, 2]),
+        "kv_append, some rows left out": append_case(rand, heads=2, order=[4, 0, 3, 2, 1]),
         "grouped_conv": Case(
             grouped_conv, {"x": rand(3, 5, 12), "base": rand(3, 12), "delta": rand(3, 5, 3, 4)}, {}, ("base",)
         ),
@@ -294,9 +311,14 @@ def native(case: Case) -> Callable:
     return body
 
 
+def copies(case: Case) -> dict[str, torch.Tensor]:
+    """The inputs, for an op that may change them."""
+    return {name: x.clone() for name, x in case.inputs.items()}
+
+
 def reference(case: Case) -> list[torch.Tensor]:
     given = {"given": [*case.inputs][FIRST[case.op] :]} if case.op in FIRST else {}
-    return as_list(case.op.reference(*case.inputs.values(), **case.attributes, **given))
+    return as_list(case.op.reference(*copies(case).values(), **case.attributes, **given))
 
 
 @pytest.mark.parametrize("lowest_wins", [True, False], ids=["TopK ties low", "TopK ties high"])
@@ -304,7 +326,7 @@ def reference(case: Case) -> list[torch.Tensor]:
 def test_native_layers_equal_the_reference(name, lowest_wins):
     case = CASES[name]
     expected = reference(case)
-    found = run(case.inputs, native(case), case.static, case.form, regions=False, lowest_wins=lowest_wins)
+    found = run(copies(case), native(case), case.static, case.form, regions=False, lowest_wins=lowest_wins)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
@@ -318,8 +340,44 @@ def test_the_region_is_replaced_by_the_reference(name):
     ops = {node.region["op"] for node in read(net.definition, net.backend).nodes if node.region and "op" in node.region}
     assert ops == {case.op.OP.name}
     expected = reference(case)
-    for one, other in zip(run(case.inputs, native(case), case.static, case.form), expected, strict=True):
+    for one, other in zip(run(copies(case), native(case), case.static, case.form), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_kv_append_reference_against_a_plain_loop():
+    """Of an order longer than the plan, the rest is not written."""
+    given = copies(CASES["kv_append, some rows left out"])
+    given["order"] = torch.tensor([4, 0, 3, 2, 1, 5], dtype=INT)
+    expected = given["cache"].clone()
+    for row, (page, slot) in zip([4, 0, 3, 2, 1], [(1, 1), (1, 2), (1, 3), (3, 2), (3, 3)], strict=True):
+        expected[page, :, slot] = given["rows"][row]
+    found = kv_append.reference(*given.values())
+    assert found is given["cache"]
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("regions", [True, False])
+def test_kv_append_writes_in_place(regions):
+    case, given = CASES["kv_append"], copies(CASES["kv_append"])
+    net = author(given, native(case), ("cache",))
+    caches = {"cache": given.pop("cache")}
+    executor = ReferenceExecutor(read(net.definition, net.backend), {}, caches, regions=regions)
+    assert executor.run(given)["out0"].data_ptr() == caches["cache"].data_ptr()
+    assert torch.equal(caches["cache"], reference(case)[0])
+
+
+def test_kv_append_has_no_layers_for_a_float8_cache():
+    given = {**CASES["kv_append"].inputs, "scale": torch.tensor([0.5])}
+    given["cache"] = given["cache"].to(torch.float8_e4m3fn)
+    with pytest.raises(NetworkError, match="float8 cache: TensorRT has no layer that updates it"):
+        author(given, kv_append.native)
+
+
+def test_sparse_mla_has_no_layers_for_a_float8_cache():
+    inputs = {**CASES["sparse_mla"].inputs, "scale": torch.tensor([0.5])}
+    inputs["cache"] = inputs["cache"].to(torch.float8_e4m3fn)
+    with pytest.raises(NetworkError, match="float8 cache: TensorRT has no layer that gathers its rows"):
+        author(inputs, lambda *given: sparse_mla.native(*given, scale=0.4, value_start=4))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("lowest_topk")])

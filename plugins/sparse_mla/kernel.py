@@ -1,0 +1,117 @@
+"""Absorbed MLA over selected cache rows (`glmspec.plugins.sparse_mla`), in two launches: the rows of a token are
+divided among programs, and what these found is merged.
+
+Legend: N tokens, H heads, D latent row [R rotary key | V compressed K/V], K rows, S splits of them; of a program: h
+heads, b rows at once, r and v columns (padded to powers of two), s splits at once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def split_kernel(
+    q_NHD,
+    cache_X1PD,
+    rows_NK,
+    visible_NK,
+    scale_1,
+    S,
+    out_NSHV,
+    peak_NSH,
+    mass_NSH,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    RP: tl.constexpr,
+    VP: tl.constexpr,
+    scale: tl.constexpr,
+    value_start: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Softmax over one split, unnormalized: sums of rows, the largest score (times log2 e) and the mass below it.
+
+    One pass: a row is read once, for the score and for the sum. A split without a visible row gives 0, -inf and 0."""
+    token, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    h, r, v, b = tl.arange(0, HEADS), tl.arange(0, RP), tl.arange(0, VP), tl.arange(0, BLOCK)
+    head_h = tl.program_id(0) * HEADS + h
+    here_h, here_r, here_v = head_h < H, r < value_start, v < V
+    q_hd = q_NHD + token * H * D + head_h[:, None] * D
+    q_hr = tl.load(q_hd + r[None, :], mask=here_h[:, None] & here_r[None, :], other=0.0)
+    q_hv = tl.load(q_hd + value_start + v[None, :], mask=here_h[:, None] & here_v[None, :], other=0.0)
+    factor = scale * LOG2_E
+    if scale_1 is not None:
+        unit = tl.load(scale_1)
+        factor = factor * unit
+    peak_h = tl.full([HEADS], float("-inf"), tl.float32)
+    mass_h = tl.zeros([HEADS], tl.float32)
+    sum_vh = tl.zeros([VP, HEADS], tl.float32)
+    tiles: tl.constexpr = (K + BLOCK - 1) // BLOCK
+    for tile in range(split * tiles // S, (split + 1) * tiles // S):
+        at_b = tile * BLOCK + b
+        seen_b = tl.load(visible_NK + token * K + at_b, mask=at_b < K, other=0) != 0
+        row_b = tl.load(rows_NK + token * K + at_b, mask=at_b < K, other=0).to(tl.int64)
+        # Of an unseen row nothing is read: it may hold anything, and zero times NaN is NaN.
+        latent_bd = cache_X1PD + row_b[:, None] * D
+        key_br = tl.load(latent_bd + r[None, :], mask=seen_b[:, None] & here_r[None, :], other=0.0).to(q_hr.dtype)
+        key_bv = tl.load(latent_bd + value_start + v[None, :], mask=seen_b[:, None] & here_v[None, :], other=0.0)
+        key_bv = key_bv.to(q_hv.dtype)
+        score_bh = tl.dot(key_br, tl.trans(q_hr), input_precision="ieee")
+        score_bh = tl.dot(key_bv, tl.trans(q_hv), score_bh, input_precision="ieee") * factor
+        score_bh = tl.where(seen_b[:, None], score_bh, float("-inf"))
+        higher_h = tl.maximum(peak_h, tl.max(score_bh, 0))
+        zero_h = tl.where(higher_h == float("-inf"), 0.0, higher_h)  # -inf less -inf would be NaN
+        p_bh = tl.exp2(score_bh - zero_h[None, :])
+        fade_h = tl.exp2(peak_h - zero_h)
+        mass_h = mass_h * fade_h + tl.sum(p_bh, 0)
+        sum_vh = tl.dot(tl.trans(key_bv), p_bh.to(key_bv.dtype), sum_vh * fade_h[None, :], input_precision="ieee")
+        peak_h = higher_h
+    if scale_1 is not None:
+        sum_vh = sum_vh * unit
+    part_h = (token * S + split) * H + head_h
+    tl.store(out_NSHV + part_h[None, :] * V + v[:, None], sum_vh, mask=here_h[None, :] & here_v[:, None])
+    tl.store(peak_NSH + part_h, peak_h, mask=here_h)
+    tl.store(mass_NSH + part_h, mass_h, mask=here_h)
+
+
+@triton.jit
+def merge_kernel(
+    part_NSHV,
+    peak_NSH,
+    mass_NSH,
+    q_NHD,
+    S,
+    out_NHV,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    VP: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """One head of one token; q only tells the dtype. 0 where no row is visible."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    s, v = tl.arange(0, SPLITS), tl.arange(0, VP)
+    peak_s = tl.full([SPLITS], float("-inf"), tl.float32)
+    for first in range(0, S, SPLITS):
+        at_s = (token * S + first + s) * H + head
+        peak_s = tl.maximum(peak_s, tl.load(peak_NSH + at_s, mask=first + s < S, other=float("-inf")))
+    peak = tl.max(peak_s, 0)
+    zero = tl.where(peak == float("-inf"), 0.0, peak)
+    mass_s = tl.zeros([SPLITS], tl.float32)
+    sum_v = tl.zeros([VP], tl.float32)
+    for first in range(0, S, SPLITS):
+        here_s = first + s < S
+        at_s = (token * S + first + s) * H + head
+        weight_s = tl.exp2(tl.load(peak_NSH + at_s, mask=here_s, other=float("-inf")) - zero)
+        mass_s += weight_s * tl.load(mass_NSH + at_s, mask=here_s, other=0.0)
+        mask_sv = here_s[:, None] & (v[None, :] < V)
+        part_sv = tl.load(part_NSHV + at_s[:, None] * V + v[None, :], mask=mask_sv, other=0.0)
+        sum_v += tl.sum(part_sv * weight_s[:, None], 0)
+    mass = tl.sum(mass_s, 0)
+    mean_v = sum_v / tl.where(mass > 0, mass, 1.0)
+    tl.store(out_NHV + (token * H + head) * V + v, mean_v.to(q_NHD.dtype.element_ty), mask=v < V)
