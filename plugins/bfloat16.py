@@ -29,3 +29,15 @@ def rounded(x):
 def to_bfloat16(x):
     """float32 -> the nearest bfloat16."""
     return (round_bits(x) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def as_stored(x, pointer):
+    """float32 -> the nearest that a pointer's memory can hold, in its dtype."""
+    return to_bfloat16(x) if pointer.dtype.element_ty == tl.bfloat16 else x.to(pointer.dtype.element_ty)
+
+
+@triton.jit
+def as_read(x, pointer):
+    """float32 -> what would be read after storing it behind a pointer, as a float32."""
+    return rounded(x) if pointer.dtype.element_ty == tl.bfloat16 else x.to(pointer.dtype.element_ty).to(tl.float32)

@@ -29,16 +29,16 @@ class DynamicConvolution(Module):
         self.rows, self.taps, self.hidden = config.block_size, taps, hidden
         self.groups = hidden // config.convolution.group
 
-    def forward(self, x_TD: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """[T, D] -> [T, D]: convolution, sublayer, convolution."""
-        delta_BRSOU = ops.reshape(self.kernel_projection(x_TD), (-1, self.rows, 2, self.taps, self.groups))
-        return self._side(sublayer(self._side(x_TD, delta_BRSOU, BEFORE)), delta_BRSOU, AFTER)
+    def forward(self, h_TD: Tensor, sublayer: Callable[[Tensor], Tensor], x_TD: Tensor) -> Tensor:
+        """The sublayer's input h [T, D] and the residual stream x [T, D] -> x + convolution, sublayer, convolution."""
+        delta_BRSOU = ops.reshape(self.kernel_projection(h_TD), (-1, self.rows, 2, self.taps, self.groups))
+        h_TD = self._side(h_TD, delta_BRSOU, BEFORE)
+        return self._side(sublayer(h_TD), delta_BRSOU, AFTER, x_TD)
 
-    def _side(self, x_TD: Tensor, delta_BRSOU: Tensor, side: int) -> Tensor:
-        x_BRD = ops.reshape(x_TD, (-1, self.rows, self.hidden))
-        delta_BROU = ops.reshape(ops.narrow(delta_BRSOU, 2, side, 1), (0, self.rows, self.taps, self.groups))
-        base_OD = ops.reshape(ops.narrow(self.base_kernel.tensor, 0, side, 1), (self.taps, self.hidden))
-        return ops.reshape(grouped_conv.native(x_BRD, base_OD, delta_BROU), (-1, self.hidden))
+    def _side(self, h_TD: Tensor, delta_BRSOU: Tensor, side: int, x_TD: Tensor | None = None) -> Tensor:
+        h_BRD, x_BRD = (y_TD and ops.reshape(y_TD, (-1, self.rows, self.hidden)) for y_TD in (h_TD, x_TD))
+        y_BRD = grouped_conv.native(h_BRD, self.base_kernel.tensor, delta_BRSOU, x_BRD, side=side)
+        return ops.reshape(y_BRD, (-1, self.hidden))
 
 
 class ConvolvedLayer(BlockLayer):
@@ -51,8 +51,9 @@ class ConvolvedLayer(BlockLayer):
 
     def forward(self, x_TD: Tensor, context: Context) -> Tensor:
         """[T, D] -> [T, D]."""
-        x_TD = x_TD + self.attention_conv(self.input_layernorm(x_TD), lambda h_TD: self.self_attn(h_TD, context))
-        return x_TD + self.mlp_conv(self.post_attention_layernorm(x_TD), self.mlp)
+        h_TD = self.input_layernorm(x_TD)
+        x_TD = self.attention_conv(h_TD, lambda h_TD: self.self_attn(h_TD, context), x_TD)
+        return self.mlp_conv(self.post_attention_layernorm(x_TD), self.mlp, x_TD)
 
 
 class CandidateSelector(Module):

@@ -139,10 +139,22 @@ def cases() -> dict[str, Case]:
         "kv_append": append_case(rand, heads=1, order=[4, 0, 1, 3, 2]),
         "kv_append, some rows left out": append_case(rand, heads=2, order=[4, 0, 3, 2, 1]),
         "grouped_conv": Case(
-            grouped_conv, {"x": rand(3, 5, 12), "base": rand(3, 12), "delta": rand(3, 5, 3, 4)}, {}, ("base",)
+            grouped_conv,
+            {"x": rand(3, 5, 12), "base": rand(2, 3, 12), "delta": rand(3, 5, 2, 3, 4)},
+            {"side": 0},
+            ("base",),
         ),
-        "grouped_conv, one tap": Case(
-            grouped_conv, {"x": rand(2, 4, 8), "base": rand(1, 8), "delta": rand(2, 4, 1, 2)}, {}, ("base",)
+        "grouped_conv, one tap, the other side": Case(
+            grouped_conv,
+            {"x": rand(2, 4, 8), "base": rand(2, 1, 8), "delta": rand(2, 4, 2, 1, 2)},
+            {"side": 1},
+            ("base",),
+        ),
+        "grouped_conv and a residual": Case(
+            grouped_conv,
+            {"x": rand(3, 2, 12), "base": rand(2, 3, 12), "delta": rand(3, 2, 2, 3, 4), "residual": rand(3, 2, 12)},
+            {"side": 1},
+            ("base",),
         ),
         "lowest_topk": Case(lowest_topk, {"score": rand(6, 40)}, {"k": 7}),
         "lowest_topk with ties": Case(lowest_topk, {"score": rand(30, 40).round()}, {"k": 7}),
@@ -426,16 +438,17 @@ def test_block_attention_reference_against_a_plain_loop(name):
                 torch.testing.assert_close(found[block, row, head], p_L @ v_LD, rtol=1e-4, atol=1e-5)
 
 
-def test_grouped_conv_reference_against_the_formula():
+@pytest.mark.parametrize("side", [0, 1])
+def test_grouped_conv_reference_against_the_formula(side):
     given = CASES["grouped_conv"].inputs
-    x, base, delta = given["x"], given["base"], given["delta"]
+    x, base, delta = given["x"], given["base"][side], given["delta"][:, :, side]
+    found = grouped_conv.reference(*given.values(), 2 * x, side=side)
     for block in range(3):
         for row in range(5):
             for column in range(12):
                 taps = range(min(3, row + 1))
                 y = sum((base[t, column] + delta[block, row, t, column // 3]) * x[block, row - t, column] for t in taps)
-                found = grouped_conv.reference(x, base, delta)[block, row, column]
-                torch.testing.assert_close(found, y)
+                torch.testing.assert_close(found[block, row, column], 2 * x[block, row, column] + y)
 
 
 @pytest.mark.parametrize("way", ["_gathered", "_batched", "_looped"])
