@@ -178,6 +178,14 @@ def strip_hidden(ptx: str, parameters: int) -> str:
     return before + ",\n\t".join(declared[:parameters]) + after
 
 
+def sources_digest() -> str:
+    """Of every file that decides what a variant compiles to, and its limits: hex."""
+    digest = hashlib.sha256()
+    for path in sorted((*HERE.rglob("*.py"), *HERE.rglob(LIMITS))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def triton() -> Any:
     """The Triton package. Raises `MissingCapability` without it."""
     try:

@@ -7,11 +7,9 @@ time does not grow with the square of the depth. What compiled once is remembere
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from glmspec.build.configs.limits import GENERATION
 from glmspec.build.configs.target import PROXY_CAPABILITY, PROXY_PACKAGE
@@ -23,9 +21,10 @@ from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
 from glmspec.build.trt import Backend, backend
 from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault
-from glmspec.convert.files import write_json
 
+_RECORD = {"plan_bytes", "sha256"}
 _ADVICE = "Report it, with --json's output."
 
 
@@ -41,7 +40,7 @@ class Unit:
 def check(case: Case, wanted) -> Checked:
     """Compile every unit."""
     proxy = backend(PROXY_PACKAGE)
-    cache = _Cache(wanted.cache)
+    cache = Known(wanted.cache)
     faults, built, kept = [], 0, 0
     sizes, layers = 0, 0
     start = time.perf_counter()
@@ -50,7 +49,7 @@ def check(case: Case, wanted) -> Checked:
         net = author(case.planned, unit, proxy)
         digest = _digest(read(net.definition, proxy).content_hash(), proxy)
         layers += net.definition.num_layers
-        found = cache.find(digest)
+        found = cache.find(digest, _RECORD)
         if found is None:
             try:
                 plan = build_plan(net, {}, PROXY_CAPABILITY).plan
@@ -114,28 +113,3 @@ def _shown(sizes: dict[str, int]) -> str:
 def _digest(network: str, proxy: Backend) -> str:
     text = f"{network} {proxy.package} {proxy.version} {PROXY_CAPABILITY}"
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-class _Cache:
-    """What is known to compile: one small file each. folder: None to remember nothing."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-
-    def find(self, digest: str) -> dict | None:
-        """What was recorded of a network; None when it is unknown or the record is damaged."""
-        path = self._path(digest)
-        try:
-            found = json.loads(path.read_text(encoding="utf-8")) if path else None
-            return found if found and {"plan_bytes", "sha256"} <= found.keys() else None
-        except (OSError, ValueError, AttributeError):
-            return None
-
-    def keep(self, digest: str, found: dict) -> None:
-        """Record a success."""
-        if path := self._path(digest):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, found)
-
-    def _path(self, digest: str) -> Path | None:
-        return self._folder / f"{digest}.json" if self._folder else None

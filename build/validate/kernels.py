@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from glmspec.build.deployment import PLUGINS_OFF, PLUGINS_ON
 from glmspec.build.errors import NetworkError
 from glmspec.build.kernels import kernels_of
 from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault
-from glmspec.plugins.compiler import compile_variant
+from glmspec.plugins.compiler import compile_variant, sources_digest, triton
+
+_ADVICE = "Report it, with your version of triton."
+_RECORD = {"registers", "sha256"}
 
 
-def check(case: Case, _) -> Checked:
-    """Compile every kernel that a region of a network asks for."""
+def check(case: Case, wanted) -> Checked:
+    """Compile every kernel that a region of a network asks for and that is not known to compile."""
     deployment = case.deployment
     if deployment.plugins == PLUGINS_OFF or not deployment.has_plugins:
         return Checked((f"{deployment.target.name}: its engines have no plugins",))
     kernels = kernels_of(deployment, [network.graph for _, _, network in case.networks()])
-    made, faults = [], []
+    cache, sources = Known(wanted.cache), sources_digest()
+    registers, faults, built = [], [], 0
     for variant in kernels.variants:
         case.tick(f"compiling the plugin {variant.plugin.name}")
-        try:
-            made.append(compile_variant(variant))
-        except NetworkError as error:
-            faults.append(Fault(f"plugin {variant.plugin.id}", str(error), "Report it, with your version of triton."))
-    most = max((one.registers for one in made), default=0)
-    facts = [f"{deployment.target.compute_capability}: {len(made)} kernels, at most {most} registers, none spills"]
+        digest = hashlib.sha256(f"{variant.name} {triton().__version__} {sources}".encode()).hexdigest()
+        found = cache.find(digest, _RECORD)
+        if found is None:
+            try:
+                made = compile_variant(variant)
+            except NetworkError as error:
+                faults.append(Fault(f"plugin {variant.plugin.id}", str(error), _ADVICE))
+                continue
+            found = {"plugin": variant.plugin.id, "registers": made.registers, "sha256": made.sha256}
+            cache.keep(digest, found)
+            built += 1
+        registers.append(found["registers"])
+    facts = [
+        f"{deployment.target.compute_capability}: {len(registers)} kernels ({built} compiled now), at most "
+        f"{max(registers, default=0)} registers, none spills"
+    ]
     if deployment.plugins == PLUGINS_ON:
         faults += [Fault("--plugins on", reason, "Use --plugins auto.") for reason in kernels.kept]
     else:

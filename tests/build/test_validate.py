@@ -444,6 +444,15 @@ def test_every_rank_s_files_are_looked_at(folder, tmp_path):
     assert failed(report) == ["weights"] and "rank 1" in told(report) and "rank 0" not in told(report)
 
 
+def test_kernels_that_are_known_to_compile_are_not_compiled_again(folder, tmp_path):
+    first, second = (
+        check(folder, "config", "kernels", max_model_len=64, wanted={"cache": tmp_path / "known"}) for _ in range(2)
+    )
+    assert first.ok and second.ok
+    assert "(0 compiled now)" not in " ".join(first.outcomes[-1].facts)
+    assert "(0 compiled now)" in " ".join(second.outcomes[-1].facts)
+
+
 def test_a_package_that_is_missing_is_not_a_pass(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     report = check(folder, "config", "kernels", target="b200")

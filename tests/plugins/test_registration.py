@@ -8,7 +8,8 @@ import pytest
 from support.tensorrt_stand_in import Tensor, build, tensorrt  # noqa: F401
 
 from glmspec.plugins import OPS
-from glmspec.plugins.registration import register
+from glmspec.plugins.compiler import variant_of
+from glmspec.plugins.registration import compiled, register
 from glmspec.plugins.spec import value
 from glmspec.plugins.variants import Launch, Recorder, shaped
 
@@ -71,4 +72,4 @@ def test_what_tensorrt_is_told(tensorrt, name):  # noqa: F811
     widths = [".u64"] * len(known) + [".u32"] * len(plugin.scalars) + [".u64"] * len(plugin.outputs)
     assert [line.split()[1] for line in declared] == widths
     assert ".target sm_100a" in ptx.decode()
-    assert 0 <= layer.shared_memory.at(sizes) <= 48 * 1024
+    assert layer.shared_memory.at(sizes) == compiled(variant_of(plugin, SM, launch.compute, symbols)).shared_memory
