@@ -208,17 +208,17 @@ def _last(
 ):  # fmt: skip
     """The token drawn at one place of a block: from max(factor p - q, 0) after a draft that fell, or else from p."""
     row = tl.load(row_BQ + at).to(tl.int64)
-    q_row = tl.load(q_row_R + row, mask=drafted, other=0).to(tl.int64)
+    q_row = tl.load(q_row_R + row).to(tl.int64)
     split_s = tl.arange(0, SP)
     rate, largest, first, part_s = row_law(temperature_R, largest_RS, sum_RS, first_RS, row, split_s, V, S)
     part_s = tl.where(first < V, tl.where(split_s == first // SPLIT, 1.0, 0.0), part_s)
     total = tl.sum(part_s, 0)
     law = rate, tl.load(bound_R + row), largest, total, first
     if q_ids_ZK is None:
-        rest_s = tl.load(mass_BQS + at.to(tl.int64) * S + split_s, mask=(split_s < S) & drafted, other=0.0)
+        rest_s = tl.load(mass_BQS + at.to(tl.int64) * S + split_s, mask=split_s < tl.where(drafted, S, 0), other=0.0)
     else:
         k_k = tl.arange(0, KP)
-        there_k = (k_k < K) & drafted
+        there_k = k_k < tl.where(drafted, K, 0)
         id_k = tl.load(q_ids_ZK + q_row * K + k_k, mask=there_k, other=0)
         q_k = tl.load(q_ZK + q_row * K + k_k, mask=there_k, other=0.0)
         logit_k = tl.load(logits_RV + row * V + id_k, mask=there_k, other=float("-inf")).to(tl.float32)
@@ -226,7 +226,7 @@ def _last(
         shared_sk = tl.where((id_k // SPLIT)[None, :] == split_s[:, None], shared_k[None, :], 0.0)
         rest_s = tl.maximum(factor / total * part_s - tl.sum(shared_sk, 1), 0.0)
     from_rest = drafted & (tl.sum(rest_s, 0) > _NOTHING)
-    factor = tl.where(from_rest, factor, 1.0)
+    factor, less = tl.where(from_rest, factor, 1.0), tl.where(from_rest, 1.0, 0.0)
     split, left = passing(tl.where(from_rest, rest_s, part_s / total), split_s, u)
     column_c = tl.arange(0, SPLIT)
     token, tries = -1, 0
@@ -235,10 +235,10 @@ def _last(
         logit_c = tl.load(logits_RV + row * V + here_c, mask=here_c < V, other=float("-inf")).to(tl.float32)
         rest_c = factor * _chance(law, logit_c, here_c, V)
         if q_ids_ZK is None:
-            rest_c -= tl.load(q_ZK + q_row * K + here_c, mask=(here_c < V) & from_rest, other=0.0)
+            rest_c -= tl.load(q_ZK + q_row * K + here_c, mask=here_c < tl.where(from_rest, V, 0), other=0.0)
         else:
             for k in range(K):
-                held = tl.load(q_ZK + q_row * K + k, mask=from_rest, other=0.0)
+                held = less * tl.load(q_ZK + q_row * K + k)
                 rest_c -= tl.where(here_c == tl.load(q_ids_ZK + q_row * K + k), held, 0.0)
         token = within(tl.maximum(rest_c, 0.0), here_c, left, V)
         split, left, tries = (split + 1) % S, 0.0, tries + 1

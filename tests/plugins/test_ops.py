@@ -24,8 +24,10 @@ from glmspec.plugins import (
     margin,
     markov_walk,
     moe,
+    reject,
     rms_norm,
     rounding,
+    sample,
     selector_walk,
     sparse_mla,
 )
@@ -206,7 +208,7 @@ def cases() -> dict[str, Case]:
             },
         ),
     }
-    made |= markov_cases(rand, offset)
+    made |= markov_cases(rand, offset) | sampling_cases(rand)
     for case in made.values():
         if case.op is selector_walk:  # its second argument
             logits = case.inputs.pop("logits")
@@ -260,6 +262,32 @@ def markov_cases(rand: Callable, offset: torch.Tensor) -> dict[str, Case]:
                 markov_walk, drawn, {"head": head, "margins": True}, weights
             )
     return found
+
+
+def sampling_cases(rand: Callable) -> dict[str, Case]:
+    """The ops that begin with logits; `test_sampling_ops.py` has the adversarial ones."""
+    law = {
+        "logits": rand(6, 30) * 2,
+        "temperature": torch.tensor([0.0, 1.0, 0.7, 1.0, 1.3, 1.0]),
+        "top_k": torch.tensor([0, 0, 5, 0, 9, 0], dtype=INT),
+        "top_p": torch.tensor([1.0, 1.0, 1.0, 0.9, 0.9, 1.0]),
+        "min_p": torch.tensor([0.0, 0.0, 0.0, 0.0, 0.05, 0.1]),
+    }
+    blocks = {
+        "draft": torch.tensor([3, 8, 0, 1, 2, 0], dtype=INT),
+        "q_row": torch.tensor([1, 0, 0, 1, 1, 0], dtype=INT),
+        "rows": torch.tensor([[0, 1, 2], [3, 4, 5]], dtype=INT),
+        "count": torch.tensor([2, 2], dtype=INT),
+        "accept": torch.tensor([0.3, 0.6, 0.0, 0.01, 0.02, 0.0]),
+        "last": torch.tensor([0.4, 0.7]),
+        "verify": torch.tensor([0, 1], dtype=INT),
+    }
+    ids = torch.stack([torch.arange(9), torch.arange(9).flip(0)]).to(INT)
+    return {
+        "sample": Case(sample, {**law, "u": torch.linspace(0.05, 0.95, 6)}),
+        "reject": Case(reject, {**law, **blocks, "q": (rand(2, 30)).softmax(-1)}),
+        "reject, candidates": Case(reject, {**law, **blocks, "q": (rand(2, 9)).softmax(-1), "q_ids": ids}),
+    }
 
 
 # Three rows of four drafts: greedy, cold and hot.

@@ -1,5 +1,7 @@
 """Tokens that rejection sampling emits follow the target's law, whatever the drafts' law: 200,000 blocks each.
 
+The kernels' law is measured with numbers of an even grid instead: 40 steps a draft, as an interpreter is slow.
+
 The target and the drafter are Markov chains over six tokens. A block's tokens, continued by the target where it ended
 early, are three tokens whose joint law is known exactly.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.chains import LAWS, V, distance, drafter, target
+from support.faces import PROGRAMS, Case, interpret
 
 from glmspec.plugins import draw, reject
 
@@ -71,3 +74,34 @@ def test_the_test_sees_a_wrong_q():
     counts = torch.bincount(tokens[:, 0].long(), minlength=V).double()
     chi = ((counts - p_VV[0] * DRAWS) ** 2 / (p_VV[0] * DRAWS)).sum()
     assert (chi - V) / (2 * V) ** 0.5 > 50
+
+
+# -- the kernels --------------------------------------------------------------------------------------
+
+STEPS, GENERATOR = 40, 17  # of a lattice: i / 40 accepts, (17 i mod 40) / 40 draws the last token
+P = torch.tensor([0.4, 0.05, 0.25, 0.1, 0.2])
+Q = torch.tensor([0.1, 0.6, 0.3])
+IDS = torch.tensor([[4, 0, 2]], dtype=INT)
+
+
+def lattice(verify: int) -> Case:
+    """Blocks of one draft: every candidate with every point of the lattice. The rows after a draft are one row."""
+    count = len(Q) * STEPS
+    step = torch.arange(count) % STEPS
+    one = torch.ones(count + 1)
+    rows = torch.stack([torch.arange(count), torch.full((count,), count)], 1).to(INT)
+    draft = torch.cat([IDS[0].repeat_interleave(STEPS), IDS[0, :1]])
+    inputs = [P.log().expand(count + 1, -1).contiguous(), one, (0 * one).to(INT), one, 0 * one, draft]
+    inputs += [(0 * one).to(INT), rows, torch.ones(count, dtype=INT), torch.cat([(step + 0.5) / STEPS, one[:1] * 0])]
+    inputs += [(GENERATOR * step % STEPS + 0.5) / STEPS, torch.full((count,), verify, dtype=INT)]
+    return Case("reject", [*inputs, Q.unsqueeze(0), IDS])
+
+
+def test_tokens_from_the_kernels_follow_the_target():
+    """A draft that falls leaves the last token to a stretch of the lattice, whose shares are right to two steps."""
+    found = interpret({"block": lattice(1)})["block"]
+    assert found.programs < PROGRAMS
+    law_KV = torch.stack([torch.bincount(of.long(), minlength=5) / STEPS for of in found.outputs[1][:, 0].split(STEPS)])
+    torch.testing.assert_close(Q @ law_KV, P, atol=2 / STEPS, rtol=0)
+    accepted_K = torch.stack([of.float().mean() for of in found.outputs[0].split(STEPS)])
+    torch.testing.assert_close(accepted_K, (P[IDS[0].long()] / Q).clamp(max=1), atol=1 / STEPS, rtol=0)

@@ -96,6 +96,9 @@ def cases() -> dict[str, Case]:
         "one token": case(logits("random", 2, 1), SETTINGS[:2]),
         "as many as a split": case(logits("random", 2, SPLIT), SETTINGS[1:3]),
         "whole vocabulary": case(logits("random", 1, 154_880, bf16), [(1.0, 40, 0.95, 0.0)]),
+        "running sums that are exact": case(torch.zeros(4, 4), [SETTINGS[1]] * 4, torch.tensor([0.0, 0.25, 0.5, 0.75])),
+        # The heat is less than half of what float32 tells apart there, so a heat more is no more.
+        "a heat below rounding": case(torch.tensor([[1e4, 1e4 + 2**-10, 1e4 - 2**-10]]), [(4e-4, 0, 0.5, 0.0)]),
         "the op's example": example("sample", {"R": 4, "V": 50}, seed=1),
     }
     made["three splits"].inputs[0][0, [5000, 8200]] = 30.0  # a greedy row's best, twice, not in the first split
