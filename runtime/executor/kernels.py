@@ -7,7 +7,8 @@ from torch.nn import functional
 
 from glmspec.build.network.formats import FP4_MAX, GROUP
 from glmspec.plugins import moe as moe_op
-from glmspec.plugins.rounding import to_e2m1, to_e4m3
+from glmspec.plugins.quantize_blocks import to_e4m3
+from glmspec.plugins.rounding import to_e2m1
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # by code
 
