@@ -103,7 +103,8 @@ def _spread(scale: torch.Tensor, shape: torch.Size, block: list[int] | None, axi
     if block is None:
         return wide if axis < 0 or not wide.dim() else wide.view([-1 if at == axis else 1 for at in range(len(shape))])
     for at, (size, by) in enumerate(zip(shape, block, strict=True)):
-        wide = wide.repeat_interleave(by, at).narrow(at, 0, size) if wide.shape[at] != size else wide
+        if wide.shape[at] not in (1, size):  # one broadcasts
+            wide = wide.repeat_interleave(by, at).narrow(at, 0, size)
     return wide
 
 
