@@ -35,6 +35,6 @@ OP = Op(
     outputs={"normed_ND": "T"},
     attributes={"eps": float},
     reference=reference,
-    native="TensorRT fuses this reduction with its neighbours (residual add, quantize); a plugin would force input "
-    "and output through memory",
+    native="9 rows of 6,144 are 110 KB in and 110 KB out, 0.05 us of an H200's bandwidth: a launch costs more than the "
+    "memory. TensorRT fuses this reduction with its neighbours (residual add, quantize), and around a plugin it cannot",
 )

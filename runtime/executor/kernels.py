@@ -8,7 +8,8 @@ from torch.nn import functional
 from glmspec.build.network.formats import FP4_MAX, GROUP
 from glmspec.plugins import kv_append as append_op
 from glmspec.plugins import moe as moe_op
-from glmspec.plugins.rounding import to_e2m1, to_e4m3
+from glmspec.plugins.quantize_blocks import to_e4m3
+from glmspec.plugins.rounding import to_e2m1
 
 write_slots, kv_append, kv_update = append_op.slots, append_op.append, append_op.write
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # by code
@@ -83,7 +84,8 @@ def _spread(scale: torch.Tensor, shape: torch.Size, block: list[int] | None, axi
     if block is None:
         return wide if axis < 0 or not wide.dim() else wide.view([-1 if at == axis else 1 for at in range(len(shape))])
     for at, (size, by) in enumerate(zip(shape, block, strict=True)):
-        wide = wide.repeat_interleave(by, at).narrow(at, 0, size) if wide.shape[at] != size else wide
+        if wide.shape[at] not in (1, size):  # one broadcasts
+            wide = wide.repeat_interleave(by, at).narrow(at, 0, size)
     return wide
 
 

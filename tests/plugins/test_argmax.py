@@ -7,9 +7,9 @@ import torch
 from support.compiled import assert_compiles
 from support.faces import PROGRAMS, Case, assert_agree, interpret, reference
 
-from glmspec.plugins.argmax import ARGMAX
+from glmspec.plugins.argmax import ARGMAX_SPLIT
 
-TILE = ARGMAX.tile("SM90")["BLOCK"]
+TILE = ARGMAX_SPLIT.tile("SM90")["BLOCK"]
 INF = float("inf")
 
 
@@ -35,6 +35,7 @@ def inputs() -> dict[str, torch.Tensor]:
     ties[0, [TILE - 1, TILE]] = 5.0
     ties[1, [3, TILE + 2]] = 5.0  # the lower column in the higher lane
     ties[2, [1, TILE, 2 * TILE + 76]] = 5.0
+    ties[3], ties[3, -1] = -INF, -3e38  # all but the last column, and all but the last split
     made["whole vocabulary"][0, [70_000, 154_879]] = 9.0
     return made
 
@@ -44,7 +45,9 @@ CASES = {
     for dtype in (torch.bfloat16, torch.float32)
     for name, x in inputs().items()
 }
-NAN_ROWS = torch.tensor([[float("nan"), 1.0, 2.0, float("nan")], [float("nan")] * 4])
+NAN_ROWS = torch.full((3, TILE + 4), float("nan"))
+NAN_ROWS[0, 1:3] = torch.tensor([1.0, 2.0])
+NAN_ROWS[1, TILE] = -5.0
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,7 @@ def test_the_kernel_equals_the_reference(interpreted, name):
 
 
 def test_a_nan_never_wins(interpreted):
-    assert interpreted["NaN"].outputs[0].tolist() == [2, 0]
+    assert interpreted["NaN"].outputs[0].tolist() == [2, TILE, 0]
 
 
 def test_the_cases_are_few_programs(interpreted):

@@ -16,7 +16,7 @@ from support.cli import done, refused
 from glmspec.build.errors import MissingCapability, NetworkError
 from glmspec.plugins import OPS, compiler
 from glmspec.plugins.accept import ACCEPT
-from glmspec.plugins.argmax import ARGMAX
+from glmspec.plugins.argmax import ARGMAX_SPLIT
 from glmspec.plugins.compiler import LIMITS, compile_all, compile_variant, variant_of, write_compiled
 from glmspec.plugins.spec import Plugin
 from glmspec.plugins.variants import real_variants
@@ -24,13 +24,13 @@ from glmspec.plugins.variants import real_variants
 SIZES = {"N": 9, "V": 154_880}
 
 
-def variant(plugin: Plugin = ARGMAX, sm: str = "SM100", **sizes: int) -> compiler.Variant:
+def variant(plugin: Plugin = ARGMAX_SPLIT, sm: str = "SM100", **sizes: int) -> compiler.Variant:
     return variant_of(plugin, sm, "bfloat16", {**SIZES, **plugin.tile(sm), **sizes})
 
 
 def tiled(sm: str = "SM100", warps: int = 16, **tile: int) -> compiler.Variant:
     """Argmax with other tile sizes."""
-    return variant(replace(ARGMAX, tiles={"": {**ARGMAX.tile(sm), "WARPS": warps, **tile}}), sm)
+    return variant(replace(ARGMAX_SPLIT, tiles={"": {**ARGMAX_SPLIT.tile(sm), "WARPS": warps, **tile}}), sm)
 
 
 def test_every_op_says_why_or_has_limits():
@@ -73,8 +73,11 @@ def test_the_environment_is_as_before():
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"argmax": {"SM103": 20}}, r"plugin argmax_v1\.bfloat16\.\w+ on SM103: registers: found \d+, limit 20\."),
-        ({}, r"plugin argmax_v1: argmax/limits.json has no limit of its registers for SM103\. Add one\."),
+        (
+            {"argmax_split": {"SM103": 20}},
+            r"plugin argmax_split_v1\.bfloat16\.\w+ on SM103: registers: found \d+, limit 20\.",
+        ),
+        ({}, r"plugin argmax_split_v1: argmax/limits.json has no limit of its registers for SM103\. Add one\."),
     ],
     ids=["registers", "no limit"],
 )
@@ -111,14 +114,17 @@ def test_an_unknown_gpu_is_refused():
 
 
 def test_a_size_that_is_not_known_is_refused():
-    with pytest.raises(NetworkError, match="plugin argmax_v1: V: found -1, expected a number known at build time"):
+    with pytest.raises(
+        NetworkError, match="plugin argmax_split_v1: V: found -1, expected a number known at build time"
+    ):
         variant(V=-1)
 
 
 def test_parameters_must_be_the_plugins():
-    wrong = replace(ARGMAX, inputs={"y_NV": "T"})
+    wrong = replace(ARGMAX_SPLIT, inputs={"y_NV": "T"})
     with pytest.raises(
-        NetworkError, match=re.escape("['x_NV', 'index_N'], expected the plugin's, ['y_NV', 'index_N']")
+        NetworkError,
+        match=re.escape("['x_NV', 'best_NZ', 'index_NZ'], expected the plugin's, ['y_NV', 'best_NZ', 'index_NZ']"),
     ):
         variant(wrong)
 

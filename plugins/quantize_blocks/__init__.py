@@ -1,0 +1,83 @@
+"""Activations as e4m3 codes with a scale for every 128 columns of a row: the input of a product with FP8 block weights.
+
+A dequantize layer follows, outside the region: TensorRT must see it before the product to multiply in FP8.
+
+Legend: N rows, D columns, Z blocks of a row, the last of which may be partial.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from glmspec.build.network import ops
+from glmspec.build.network.formats import BLOCK, FP8_MAX
+from glmspec.build.network.graph import Tensor
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
+
+_LEAST = 1e-12  # scale of a block of zeros
+
+
+def reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., D] -> float8_e4m3fn [..., D] and scales float32 [..., Z]: a block's amax / 448."""
+    wide, columns = x.float(), x.shape[-1]
+    if columns <= BLOCK:
+        scale = (wide.abs().amax(-1, keepdim=True) * (1 / FP8_MAX)).clamp(min=_LEAST)
+        return to_e4m3(wide / scale), scale
+    wide = torch.nn.functional.pad(wide, (0, -columns % BLOCK)).unflatten(-1, (-1, BLOCK))
+    scale = (wide.abs().amax(-1) * (1 / FP8_MAX)).clamp(min=_LEAST)
+    return to_e4m3(wide / scale.unsqueeze(-1)).flatten(-2)[..., :columns].contiguous(), scale
+
+
+def to_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """float32 to float8_e4m3fn, saturating."""
+    return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+
+
+def native(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [N, D] or [E, N, D] -> codes and scales: see `reference`."""
+    with x.net.region("quantize_blocks", [x], {}) as outputs:
+        if not outputs:
+            columns, last = x.shape[-1], x.rank - 1
+            wide = ops.cast(ops.pad(x, last, -(-columns // BLOCK) * BLOCK), "float32")
+            lead = (0,) * last
+            largest = ops.reduce(ops.unary(ops.reshape(wide, (*lead, -1, BLOCK)), "ABS"), "MAX", last + 1, keep=False)
+            scale = ops.maximum(largest * (1 / FP8_MAX), _LEAST)
+            outputs += [ops.quantize(x, scale, (1,) * last + (BLOCK,)), scale]
+    return outputs[0], outputs[1]
+
+
+def plugged(run: Runs, x_ND) -> tuple:
+    """One launch: see `reference`."""
+    if len(run.shape(x_ND)) != 2:
+        raise NoPlugin(f"plugin {QUANTIZE_BLOCKS.id}: x: found {len(run.shape(x_ND))} dimensions, expected 2")
+    return run(QUANTIZE_BLOCKS, x_ND)
+
+
+QUANTIZE_BLOCKS = Plugin(
+    name="quantize_blocks",
+    op="quantize_blocks",
+    function="quantize_blocks_kernel",
+    inputs={"x_ND": "T"},
+    outputs={"code_ND": "float8_e4m3fn", "scale_NZ": "float32"},
+    sizes={"Z": f"cdiv(D, {BLOCK})"},
+    scalars=("N",),
+    grid=("cdiv(N * Z, BLOCKS)",),
+    tiles={"": {"BLOCK": BLOCK, "BLOCKS": 4, "WARPS": 2}},
+    bytes="(t + 1) * N * D + 4 * N * Z",
+)
+OP = Op(
+    name="quantize_blocks",
+    inputs=QUANTIZE_BLOCKS.inputs,
+    outputs=QUANTIZE_BLOCKS.outputs,
+    reference=reference,
+    plugged=plugged,
+    plugins=(QUANTIZE_BLOCKS,),
+    tolerance={"float8_e4m3fn": 0.0, "float32": 0.0},
+    real={"N": "9 * batch", "D": "6144"},
+    uses={
+        "": Use(),
+        "query rank": Use(sizes={"D": "2048"}),
+        "attention": Use(sizes={"D": "16384"}),
+    },
+    bytes=QUANTIZE_BLOCKS.bytes,
+)
