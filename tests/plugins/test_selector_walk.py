@@ -50,6 +50,8 @@ def cases() -> dict[str, Case]:
         "ties of scores, drawn": tied(walk("ties!", "reduced, drawn", V=300, A=4), 1.0),
         "equal logits": logits(walk("equal", **small), row=torch.zeros(1)),
         "rising logits": logits(walk("rising", k=16, **small), row=columns.float()),
+        "rising logits, lanes without a candidate": logits(walk("lanes", k=6, **small), row=columns.float()),
+        "the best is the last column": logits(walk("end", k=3, **small), row=(columns == 2 * BRANCH + 8).float()),
         "falling logits": logits(walk("falling", k=16, **small), row=-columns.float()),
         "the best one in every group": logits(walk("groups", **small), row=(columns % WIDTH == 5).float()),
         "the best in one part": logits(walk("part", k=8, **small), row=(columns // 8 == 201).float()),
