@@ -59,7 +59,7 @@ def test_operations_round_as_they_are_written():
     ptx = compile_variant(variant()).ptx
     assert ".ftz" not in ptx and "fma." not in ptx
     assert "ld.global.v4" in ptx
-    assert "mul" in ptx and ".s64" in ptx  # rows x columns may pass 2^31
+    assert re.search(r"(mul|mad)\.(lo\.s64|wide)", ptx)  # rows x columns may pass 2^31
 
 
 def test_the_environment_is_as_before():
@@ -91,19 +91,19 @@ def test_a_kernel_beyond_a_limit_is_refused(monkeypatch, tmp_path, limits, messa
 
 def test_too_much_shared_memory_is_refused(monkeypatch):
     monkeypatch.setattr(compiler, "SHARED_MEMORY", 16)
-    with pytest.raises(NetworkError, match="shared memory: found 64 bytes, limit 16 bytes"):
+    with pytest.raises(NetworkError, match=r"shared memory: found \d+ bytes, limit 16 bytes"):
         compile_variant(variant())
 
 
 def test_a_kernel_that_spills_is_refused():
     """A tile so large that its registers can't hold it."""
     with pytest.raises(NetworkError, match=r"on SM100: stack: found \d+ bytes, limit 0 bytes"):
-        compile_variant(tiled(BLOCK=32768, warps=32))
+        compile_variant(tiled(BLOCK=32768, warps=2))
 
 
 def test_all_that_is_wrong_is_told():
     with pytest.raises(NetworkError) as told:
-        compile_all([tiled(BLOCK=32768, warps=32), variant(), tiled(BLOCK=33)])
+        compile_all([tiled(BLOCK=32768, warps=2), variant(), tiled(BLOCK=33)])
     first, *others = str(told.value).splitlines()
     assert "stack: found" in first and "does not compile" in others[0]
 
