@@ -225,7 +225,7 @@ BEGIN = Plugin(
     tiles={"": {"WARPS": 1}},
     bytes="B * (4 + 3 * t * A)",
 )
-TILE = {"AC": 64, "BLOCKS": 16, "COLUMNS": 32, "WARPS": 4, "STAGES": 1}
+TILE = {"AC": 32, "BLOCKS": 16, "COLUMNS": 32, "WARPS": 4, "STAGES": 1}
 GATED = Plugin(
     name="markov_gated",
     op="markov_walk",

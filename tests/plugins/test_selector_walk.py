@@ -66,6 +66,9 @@ def cases() -> dict[str, Case]:
         "a group's width": walk("width", V=WIDTH, k=16),
         "one column more": walk("more", V=WIDTH + 1, k=16),
     }
+    edge = logits(walk("edge", "drawn", k=2, V=40, J=1), row=torch.zeros(1))
+    edge.inputs[4], edge.inputs[6] = torch.zeros_like(edge.inputs[4]), torch.full((2, 1), 0.5)
+    made["a uniform number at an edge"] = edge
     sure = walk("sure", "drawn", V=200)
     sure.inputs[5], sure.inputs[6] = torch.tensor([1e-4, 1.0]), torch.full((2, 3), 1 - 2**-24)
     return made | {"the last uniform number, cold and hot": sure}
