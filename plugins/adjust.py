@@ -45,7 +45,7 @@ OP = Op(
     inputs={"logits_RV": "T", "place_E2": "int32", "before_E": "float32", "factor_E": "float32", "after_E": "float32"},
     outputs={"adjusted_RV": "float32"},
     reference=reference,
-    native="a cast and a scatter of a few entries: at worst the scatter copies the float32 logits once more than "
-    "needed, 8 bytes each, 11 MB for 9 rows of 154,880, 2.3 us on an H200, in steps that sample. Not to copy takes an "
-    "output that is its input's memory, which TensorRT only previews",
+    native="a cast and a scatter of a few entries: at worst the scatter copies the float32 logits once too often: "
+    "11 MB for 9 rows of 154,880, 2.3 us on an H200, in steps that sample. Not to copy takes an output that is its "
+    "input's memory, which TensorRT only previews",
 )

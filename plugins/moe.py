@@ -148,7 +148,7 @@ OP = Op(
     optional={"middle_E": "float32"},
     attributes={"middle": str},
     reference=reference,
-    native="TensorRT has a layer of its own for SM100 and SM103, and 9 tokens need only about 64 of 256 experts' "
-    "weights (128 tokens: 252). The composed form reads all of them and multiplies 32 times as much: it is for tests, "
-    "on other GPUs, and not for speed",
+    native="TensorRT has a layer of its own for SM100 and SM103; 9 tokens need about 64 of 256 experts' weights, 128 "
+    "tokens 252. The composed form reads all of them and multiplies 32 times as much: it is for tests on other "
+    "GPUs, and not for speed",
 )

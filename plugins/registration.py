@@ -214,13 +214,9 @@ class _Size:
     def __add__(self, other): return self._of(lambda a, b: a + b, self, other)
     def __radd__(self, other): return self._of(lambda a, b: a + b, other, self)
     def __sub__(self, other): return self._of(lambda a, b: a - b, self, other)
-    def __rsub__(self, other): return self._of(lambda a, b: a - b, other, self)
     def __mul__(self, other): return self._of(lambda a, b: a * b, self, other)
     def __rmul__(self, other): return self._of(lambda a, b: a * b, other, self)
     def __floordiv__(self, other): return self._of(lambda a, b: a // b, self, other)
-    def __rfloordiv__(self, other): return self._of(lambda a, b: a // b, other, self)
-    def least(self, other): return self._of(self.trtp.min, self, other)
-    def most(self, other): return self._of(self.trtp.max, self, other)
     # fmt: on
 
 

@@ -8,8 +8,8 @@ An op is what a network sees: one region. It has up to three faces, each in the 
 
 A tensor's name ends in its shape, a character a dimension: `row_BQ` is [B, Q], `cache_X1PD` is [X, 1, P, D]. So names
 bind symbols to sizes, and everything else is written with symbols: sizes of outputs, grids, costs. Rules are Python
-expressions of symbols, of the attributes and of the tile sizes, with `cdiv` (divide, round up), `pow2` (next power of
-two), `min` and `max`. `batch` in `Op.real` is the number of sequences.
+expressions of symbols, of the attributes and of the tile sizes, with `cdiv` (divide, round up) and, of numbers known at
+build time, `pow2` (next power of two), `min` and `max`. `batch` in `Op.real` is the number of sequences.
 """
 
 from __future__ import annotations
@@ -210,8 +210,7 @@ class Unknown:
     def _same(self, *_: Any) -> Unknown:
         return self
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __rfloordiv__ = _same
-    least = most = _same
+    __add__ = __radd__ = __sub__ = __mul__ = __rmul__ = __floordiv__ = _same
 
 
 UNKNOWN = Unknown()
@@ -221,20 +220,8 @@ def _cdiv(a: Any, b: Any) -> Any:
     return (a + (b - 1)) // b
 
 
-def _min(a: Any, b: Any) -> Any:
-    return min(a, b) if _plain(a, b) else b.least(a) if _plain(a) else a.least(b)
-
-
-def _max(a: Any, b: Any) -> Any:
-    return max(a, b) if _plain(a, b) else b.most(a) if _plain(a) else a.most(b)
-
-
-def _plain(*sizes: Any) -> bool:
-    return all(isinstance(size, int) for size in sizes)
-
-
 def _pow2(x: int) -> int:
     return 1 << max(0, x - 1).bit_length()
 
 
-_FUNCTIONS = {"cdiv": _cdiv, "pow2": _pow2, "min": _min, "max": _max}
+_FUNCTIONS = {"cdiv": _cdiv, "pow2": _pow2, "min": min, "max": max}

@@ -16,7 +16,7 @@ def example(sizes: Mapping[str, int], use: Use, compute: torch.dtype, g: torch.G
     for. Small whole numbers, whose sums are exact in any order."""
     tokens, segments, slots = sizes["N"], sizes["G"], sizes["S"]
     pages, table, length = sizes["X"], sizes["M"], sizes["M"] * sizes["P"]
-    whole = lambda *dims: torch.randint(-2, 3, dims, generator=g).to(compute)  # noqa: E731
+    whole = lambda *dims: torch.randint(-2, 3, dims, generator=g, dtype=torch.int8).to(compute)  # noqa: E731
     token_N = torch.arange(tokens, dtype=INT)
     row_slot_N2 = torch.stack([token_N // slots, token_N % slots], 1)
     segment_rows_GS = torch.zeros(segments * slots, dtype=INT)

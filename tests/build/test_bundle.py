@@ -14,6 +14,7 @@ import tensorrt_rtx
 import torch
 from support.cli import done, refused
 from support.models import ASSETS, random_verifier
+from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
 from glmspec.build import bundle, machine
 from glmspec.build.configs.target import TARGETS
@@ -168,6 +169,64 @@ def test_finishing_asks_tensorrt_for_plans_and_nothing_else(source, tmp_path, te
     weights = record(home)["weights"]
     assert (home / weights["folder"]).resolve() == made.resolve() / "checkpoints" / "verifier"
     assert "as it was built" in verify_folder(tmp_path / "engines", Progress())
+
+
+@pytest.fixture
+def with_plugins(monkeypatch):
+    """A stand-in for `tensorrt` that takes plugins, on a machine with a B200; what its builders were asked."""
+    asked: list[tuple] = []
+    stands = networks_with_plugins(monkeypatch)
+    module = next(stands)
+    module.PreviewFeature = SimpleNamespace(MULTIDEVICE_RUNTIME="multidevice", ALIASED_PLUGIN_IO_10_03="aliased")
+
+    class Builder(module.Builder):
+        """Networks are authored for real, everything else is written down."""
+
+        def create_builder_config(self) -> Any:
+            return SimpleNamespace(
+                create_timing_cache=lambda data: "cache",
+                set_timing_cache=lambda cache, ignore: None,
+                get_timing_cache=lambda: SimpleNamespace(serialize=lambda: b"timings"),
+                set_preview_feature=lambda feature, on: asked.append((feature, on)),
+                add_optimization_profile=lambda profile: 0,
+            )
+
+        def build_serialized_network(self, network: Any, config: Any) -> bytes:
+            layers = [network.get_layer(at) for at in range(network.num_layers)]
+            names = {one.made.plugin.plugin_name for one in layers if isinstance(one, PluginLayer)}
+            asked.append((network.name, names))
+            return b"a plan"
+
+    module.Builder = Builder
+    stand_in, real = Backend(module), machine.backend
+    monkeypatch.setattr(machine, "backend", lambda package: stand_in if package == "tensorrt" else real(package))
+    yield asked
+    next(stands, None)
+
+
+def test_a_bundle_is_finished_with_its_plugins(source, tmp_path, with_plugins, monkeypatch):
+    monkeypatch.setattr(machine, "this_machine", lambda package: Machine(None, None))
+    made = prepared(source, tmp_path / "b", plugins="auto")
+    assert record(made)["plugins"] == "auto" and record(made)["kernels"] == "plugins"
+    kernels = json.loads((made / "plugins" / "manifest.json").read_text())["plugins"]
+    with_plugins.clear()
+    monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM100", VERSION))
+    bundle.finish(made, tmp_path / "e", Progress())
+    assert with_plugins[0] == ("aliased", True)  # caches are written in place
+    built = {name: names for name, names in with_plugins if name != "aliased"}
+    assert {"kv_append_v1", "sparse_mla_split_v1"} <= built["verifier"]
+    assert {one["name"] for one in kernels} == set().union(*built.values())
+    assert record(tmp_path / "e" / "verifier")["build_config"]["plugins"] == "auto"
+
+
+def test_a_bundle_without_plugins_is_finished_without(source, tmp_path, with_plugins, monkeypatch):
+    monkeypatch.setattr(machine, "this_machine", lambda package: Machine(None, None))
+    made = prepared(source, tmp_path / "b", plugins="off")
+    assert record(made)["kernels"] is None and not (made / "plugins").exists()
+    with_plugins.clear()
+    monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM100", VERSION))
+    bundle.finish(made, tmp_path / "e", Progress())
+    assert all(names == set() for _, names in with_plugins)
 
 
 def test_with_tensorrt_and_the_gpu_engines_are_built_at_once(source, tmp_path, tensorrt):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.tensorrt_stand_in import Tensor, build, tensorrt  # noqa: F401
+from support.tensorrt_stand_in import Builder, Expr, Tensor, build, tensorrt  # noqa: F401
 
-from glmspec.plugins import OPS
+from glmspec.plugins import OPS, registration
 from glmspec.plugins.compiler import variant_of
 from glmspec.plugins.registration import compiled, register
 from glmspec.plugins.spec import value
@@ -73,3 +73,15 @@ def test_what_tensorrt_is_told(tensorrt, name):  # noqa: F811
     assert [line.split()[1] for line in declared] == widths
     assert ".target sm_100a" in ptx.decode()
     assert layer.shared_memory.at(sizes) == compiled(variant_of(plugin, SM, launch.compute, symbols)).shared_memory
+
+
+@pytest.mark.parametrize("rule", ["N + 7", "7 + N", "N - 7", "N * 3", "3 * N", "N // 3", "cdiv(N, 8)", "N * N + 1"])
+def test_rules_are_the_same_on_run_time_sizes(tensorrt, rule):  # noqa: F811
+    trtp = tensorrt.plugin
+    symbolic = trtp._tensor.SymIntExpr
+    symbolic._exprBuilder = Builder()
+    try:
+        made = value(rule, {"N": registration._Size(trtp, trtp.ShapeExpr(Expr("size", "N")))})
+        assert made.expression._expr.at({"N": 29}) == value(rule, {"N": 29})
+    finally:
+        symbolic._exprBuilder = None
