@@ -79,5 +79,5 @@ OP = Op(
         "query rank": Use(sizes={"D": "2048"}),
         "attention": Use(sizes={"D": "16384"}),
     },
-    bytes=QUANTIZE_BLOCKS.bytes,
+    bytes=f"(t + 1) * N * D + 4 * N * cdiv(D, {BLOCK})",
 )

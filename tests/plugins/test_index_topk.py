@@ -64,6 +64,7 @@ def changed(one: Case, **inputs: torch.Tensor) -> Case:
 # Two sequences; the first in two segments, one of them with free slots.
 MIXED = [(0, [0, 7, 11]), (0, [8, 23]), (1, [3])]
 LONG = [(0, [SCORES - 1, SCORES]), (1, [300])]
+FREE = [None] * 15
 NARROW = case([(0, [7, 23])], 2)
 SEVERAL = case(LONG, 4, k=50, pages=20, page_size=16)
 CASES = {
@@ -76,7 +77,9 @@ CASES = {
     "no score above zero": changed(NARROW, weight_NH=-NARROW.inputs[1].abs()),
     "contexts shorter than K": case([(0, [0, 3, 48]), (1, [99])], 3, k=64, pages=25),
     "K is the whole table": case([(0, [7, 23])], 2, k=24),
-    "more slots than are looked at at once, the last the furthest": case([(0, [None] * 14 + [1, 3, 20])], 17),
+    # More slots than are looked at at once.
+    "the last slot the furthest": case([(0, [*FREE, 1, 200])], 17, pages=13, page_size=16),
+    "the first slot the furthest": case([(0, [200, *FREE, 1])], 17, pages=13, page_size=16),
     "an example": example("index_topk", {"N": 3, "H": 4, "D": 16, "G": 1, "S": 4, "M": 33, "X": 40, "P": 64}),
     "16-bit, segments with free slots": case(MIXED, 4, compute=torch.float16),
     "16-bit, odd sizes": case(LONG, 4, heads=5, dim=24, k=50, pages=20, page_size=16, compute=torch.float16),
