@@ -5,18 +5,27 @@ Legend: B blocks, J drafts, D hidden, V draft vocabulary, A Markov rank.
 
 from __future__ import annotations
 
+import numpy as np
+
 from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.errors import ConfigError
 from glmspec.build.models.dflash import DFlash, Rows
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
 from glmspec.build.network.module import Module, Weight
-from glmspec.plugins import markov_walk
+from glmspec.plugins import markov_walk, selector_walk
 
 
 class MarkovHead(Module):
-    """Walks the block left to right, biasing each draft's logits by the drafts before it."""
+    """Walks the block left to right, biasing each draft's logits by the drafts before it. top_k: a draft is one of so
+    many best logits of its row, and only those are biased; None: of all."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, top_k: int | None = None) -> None:
+        if top_k is not None and (config.markov.type != "vanilla" or not 1 <= top_k <= config.draft_vocab_size):
+            raise ConfigError(
+                f"markov_top_k: found {top_k}, of {config.draft_vocab_size} draft tokens, for a {config.markov.type} "
+                "head; expected 1 to all of them, and a vanilla head."
+            )
         rank, hidden = config.markov.rank, config.hidden_size
         self.markov_w1 = Table(config.vocab_size, rank)
         self.markov_w2 = Table(config.draft_vocab_size, rank)
@@ -24,7 +33,7 @@ class MarkovHead(Module):
             self.gate_proj = Joint(hidden + rank, rank)
         elif config.markov.type == "rnn":  # over [state ; W1[previous] ; hidden], for [gate ; candidate ; output]
             self.joint_proj = Joint(2 * rank + hidden, 3 * rank)
-        self.type, self.rank, self.hidden = config.markov.type, rank, hidden
+        self.type, self.rank, self.hidden, self.top_k = config.markov.type, rank, hidden, top_k
 
     def forward(self, rows: Rows, d2t: Tensor | None, *, margins: bool) -> markov_walk.Walk:
         """Drafts, what they were chosen by, and W1 of each draft's predecessor."""
@@ -38,6 +47,21 @@ class MarkovHead(Module):
             parts["recurrent"] = self.joint_proj.columns(0, 2 * self.rank)
         parts |= {"offset": d2t, "temperature": rows.temperature_B, "uniform": rows.uniform_BJ}
         return markov_walk.native(rows.logits_BJV, rows.anchor_ids_B, w1, w2, head=self.type, margins=margins, **parts)
+
+    def among_best(self, rows: Rows, d2t: Tensor | None) -> tuple[selector_walk.Walk, Tensor]:
+        """Drafts among the `top_k` best logits, and W1 of each draft's predecessor [B, J, A]: the walk of a selector
+        whose codebooks are W1 and W2, and which the hidden states do not turn."""
+        w1, w2, drafts = self.markov_w1.weight.tensor, self.markov_w2.weight.tensor, rows.logits_BJV.shape[1]
+        zero_B11 = ops.reshape(ops.cast(rows.anchor_ids_B * 0, w1.dtype), (0, 1, 1))
+        ones_BJA = zero_B11 + rows.net.constant(np.ones((1, drafts, self.rank), np.float32), w1.dtype)
+        noise = {"temperature": rows.temperature_B, "uniform": rows.uniform_BJ}
+        walk = selector_walk.native(
+            rows.logits_BJV, ones_BJA, rows.anchor_ids_B, w1, w2, k=self.top_k, offset=d2t, **noise
+        )
+        previous_BJ = ops.reshape(rows.anchor_ids_B, (0, 1))
+        if drafts > 1:
+            previous_BJ = ops.concat([previous_BJ, ops.narrow(walk.ids_BJ, 1, 0, drafts - 1)], 1)
+        return walk, ops.gather(w1, previous_BJ)
 
 
 class Joint(Module):
@@ -96,11 +120,13 @@ class Affine(Module):
 
 
 class DSpark(DFlash):
-    """DFlash whose drafts see the drafts before them."""
+    """DFlash whose drafts see the drafts before them. markov_top_k: see `MarkovHead`."""
 
-    def __init__(self, config: DrafterConfig, *, sampled: bool = False) -> None:
+    def __init__(self, config: DrafterConfig, *, sampled: bool = False, markov_top_k: int | None = None) -> None:
         super().__init__(config, sampled=sampled)
-        self.markov_head = MarkovHead(config) if config.markov else None
+        if markov_top_k is not None and config.markov is None:
+            raise ConfigError("markov_top_k: the drafter has no Markov head (markov_rank 0)")
+        self.markov_head = MarkovHead(config, markov_top_k) if config.markov else None
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
 
     def propose(self, rows: Rows) -> dict[str, Tensor]:
@@ -108,11 +134,19 @@ class DSpark(DFlash):
         if self.markov_head is None:
             proposal, previous_BJA = super().propose(rows), None
         else:
-            d2t = self.d2t.tensor if self.d2t else None
-            walk = self.markov_head(rows, d2t, margins=self.confidence_head is None)
-            proposal, previous_BJA = {"draft_ids": walk.ids_BJ, "scores": walk.scores_BJ}, walk.embeddings_BJA
-            proposal |= {} if walk.margins_BJ is None else {"margin": walk.margins_BJ}
-            proposal |= self.laws(walk.laws_BJV) if self.sampled else {}
+            proposal, previous_BJA = self._walked(rows)
         if self.confidence_head:
             proposal["confidence"] = self.confidence_head(rows.hidden_BJD, previous_BJA)
         return proposal
+
+    def _walked(self, rows: Rows) -> tuple[dict[str, Tensor], Tensor]:
+        """What the Markov walk proposes, and W1 of each draft's predecessor."""
+        d2t, margins = self.d2t.tensor if self.d2t else None, self.confidence_head is None
+        if self.markov_head.top_k:
+            walk, embeddings_BJA = self.markov_head.among_best(rows, d2t)
+            laws = {"q": walk.laws_BJK, "q_ids": walk.candidates_BJK} if self.sampled else {}
+        else:
+            walk = self.markov_head(rows, d2t, margins=margins)
+            embeddings_BJA, laws = walk.embeddings_BJA, self.laws(walk.laws_BJV) if self.sampled else {}
+        told = {"margin": walk.margins_BJ} if margins else {}
+        return {"draft_ids": walk.ids_BJ, "scores": walk.scores_BJ, **told, **laws}, embeddings_BJA

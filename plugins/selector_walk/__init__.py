@@ -177,16 +177,15 @@ def _walk(offset: bool, drawn: bool) -> Plugin:
     """The walk with what a reduced vocabulary or drawing adds."""
     inputs = {"candidate_BJK": "int32", "unary_BJK": "T", "projected_BJA": "T", "anchor_B": "int32", "pred_CA": "T"}
     noise = {"temperature_B": "float32", "uniform_BJ": "float32"}
-    outputs, laws = dict(OUTPUTS), {"targets_BJK": "int32", "laws_BJK": "float32"}
     absent = [] if offset else ["offset_V"]
     return Plugin(
         name="selector_walk" + "_reduced" * offset + "_drawn" * drawn,
         op="selector_walk",
         function="selector_walk_kernel",
         inputs=inputs | {"succ_VA": "T"} | ({"offset_V": "int32"} if offset else {}) | (noise if drawn else {}),
-        outputs=outputs | (laws if drawn else {}),
+        outputs=OUTPUTS | (LAWS if drawn else {}),
         sizes={"JP": "pow2(J)", "KP": "pow2(K)", "AP": "pow2(A)"},
-        absent=tuple(absent if drawn else [*absent, *noise, *laws]),
+        absent=tuple(absent if drawn else [*absent, *noise, *LAWS]),
         grid=("B",),
         tiles={"": {"WARPS": 8, "STAGES": 1}},  # it reads ahead by itself
         bytes=f"B * J * (K * ({18 if drawn else 6} + t * (A + 1)) + 2 * t * A + 8 + t)",
@@ -195,12 +194,13 @@ def _walk(offset: bool, drawn: bool) -> Plugin:
 
 
 OUTPUTS = {"ids_BJ": "int32", "scores_BJ": "T", "margins_BJ": "float32"}
+LAWS = {"targets_BJK": "int32", "laws_BJK": "float32"}
 WALKS = {(offset, drawn): _walk(offset, drawn) for offset in (False, True) for drawn in (False, True)}
 NOISE = ("temperature_B", "uniform_BJ")
 OP = Op(
     name="selector_walk",
     inputs={"logits_BJV": "T", "projected_BJA": "T", "anchor_B": "int32", "pred_CA": "T", "succ_VA": "T"},
-    outputs=OUTPUTS,
+    outputs=OUTPUTS | LAWS,
     optional={"offset_V": "int32", "temperature_B": "float32", "uniform_BJ": "float32"},
     attributes={"k": int, "given": list},
     reference=reference,
