@@ -9,7 +9,7 @@ The first column of a page table stands at position `start` (0 where there is no
 again still holds rows of other positions; they are masked because their columns stand outside.
 
 Legend: B blocks, R rows of a block, H heads, J key/value heads, D head size, X pages, P rows a page,
-M pages of a table, L = M * P context rows, Q = (H / J) * R queries of one key/value head.
+M pages of a table, L = M * P context rows, G = H / J, Q = G * R queries of one key/value head, S splits of the rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ import torch
 
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
-from glmspec.plugins.spec import Op
+from glmspec.plugins.attention_merge import MERGE
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
+
+_PAGE = 16  # rows of the smallest page, and what others are multiples of
+_WIDEST = 64  # columns of a float32 head: wider ones take more registers than a thread has
 
 
 def reference(
@@ -107,19 +111,20 @@ def native(
     inputs += [] if start_B is None else [start_B]
     attributes = {"scale": scale, "causal": causal, "window": window, "relative": relative}
     with net.region("block_attention", inputs, attributes) as outputs:
-        q_BRJID = ops.reshape(q_BRHD, (0, rows, kv_heads, per_kv, dim))
-        q_BJQD = ops.reshape(ops.transpose(q_BRJID, (0, 2, 3, 1, 4)), (0, kv_heads, per_kv * rows, dim))
-        k_BJRD, v_BJRD = (ops.transpose(own, (0, 2, 1, 3)) for own in (k_BRJD, v_BRJD))
-        k_BJLD, v_BJLD = (_context(cache, page_table_BM) for cache in (k_cache_XJPD, v_cache_XJPD))
-        on_context = ops.cast(ops.matmul(q_BJQD, k_BJLD, transpose_b=True), "float32") * scale
-        on_context = _mask_context(on_context, anchor_B, start_B, rows, per_kv, window, relative)
-        on_block = ops.cast(ops.matmul(q_BJQD, k_BJRD, transpose_b=True), "float32") * scale
-        seen_QR = np.tile(_seen_in_block(rows, causal, window, relative), (per_kv, 1))
-        on_block = on_block + net.constant(np.where(seen_QR, 0.0, -np.inf)[None, None], "float32")
-        p = ops.cast(ops.softmax(ops.concat([on_context, on_block], 3), 3), q_BRHD.dtype)
-        out_BJQD = ops.matmul(p, ops.concat([v_BJLD, v_BJRD], 2))
-        out_BJIRD = ops.reshape(out_BJQD, (0, kv_heads, per_kv, rows, dim))
-        outputs.append(ops.reshape(ops.transpose(out_BJIRD, (0, 3, 1, 2, 4)), (0, rows, heads, dim)))
+        if not outputs:
+            q_BRJID = ops.reshape(q_BRHD, (0, rows, kv_heads, per_kv, dim))
+            q_BJQD = ops.reshape(ops.transpose(q_BRJID, (0, 2, 3, 1, 4)), (0, kv_heads, per_kv * rows, dim))
+            k_BJRD, v_BJRD = (ops.transpose(own, (0, 2, 1, 3)) for own in (k_BRJD, v_BRJD))
+            k_BJLD, v_BJLD = (_context(cache, page_table_BM) for cache in (k_cache_XJPD, v_cache_XJPD))
+            on_context = ops.cast(ops.matmul(q_BJQD, k_BJLD, transpose_b=True), "float32") * scale
+            on_context = _mask_context(on_context, anchor_B, start_B, rows, per_kv, window, relative)
+            on_block = ops.cast(ops.matmul(q_BJQD, k_BJRD, transpose_b=True), "float32") * scale
+            seen_QR = np.tile(_seen_in_block(rows, causal, window, relative), (per_kv, 1))
+            on_block = on_block + net.constant(np.where(seen_QR, 0.0, -np.inf)[None, None], "float32")
+            p = ops.cast(ops.softmax(ops.concat([on_context, on_block], 3), 3), q_BRHD.dtype)
+            out_BJQD = ops.matmul(p, ops.concat([v_BJLD, v_BJRD], 2))
+            out_BJIRD = ops.reshape(out_BJQD, (0, kv_heads, per_kv, rows, dim))
+            outputs.append(ops.reshape(ops.transpose(out_BJIRD, (0, 3, 1, 2, 4)), (0, rows, heads, dim)))
     return outputs[0]
 
 
@@ -153,20 +158,114 @@ def _mask_context(
     return ops.select(seen, score_BJQL, float("-inf"))
 
 
+def plugged(
+    run: Runs,
+    q_BRHD,
+    k_BRJD,
+    v_BRJD,
+    k_cache_XJPD,
+    v_cache_XJPD,
+    page_table_BM,
+    anchor_B,
+    start_B=None,
+    *,
+    scale,
+    causal,
+    window,
+    relative,
+) -> tuple:
+    """Two launches: see `reference`."""
+    rows, heads, dim = run.shape(q_BRHD)[1:]
+    if run.shape(k_cache_XJPD)[2] % _PAGE:
+        raise NoPlugin(f"block_attention: pages of {run.shape(k_cache_XJPD)[2]} rows, expected a multiple of {_PAGE}")
+    if run.dtype(q_BRHD) == "float32" and dim > _WIDEST:
+        raise NoPlugin(f"block_attention: float32 heads of {dim} columns, at most {_WIDEST}")
+    inputs = [q_BRHD, k_BRJD, v_BRJD, k_cache_XJPD, v_cache_XJPD, page_table_BM, anchor_B]
+    split, inputs = (SPLIT, inputs) if start_B is None else (SPLIT_RING, [*inputs, start_B])
+    parts = run(split, *inputs, scale=scale, causal=causal, window=window, relative=relative)
+    # To the merge, every row and head of a block is a head of a token.
+    part, *sums = (
+        run.reshape(one, (0, 0, rows * heads, *[dim][at:])) for at, one in zip((0, 1, 1), parts, strict=True)
+    )
+    (out,) = run(MERGE, part, *sums, run.reshape(q_BRHD, (0, rows * heads, dim)))
+    return (run.reshape(out, (0, rows, heads, dim)),)
+
+
+_INPUTS = {
+    "q_BRHD": "T",
+    "k_BRJD": "T",
+    "v_BRJD": "T",
+    "k_cache_XJPD": "T",
+    "v_cache_XJPD": "T",
+    "page_table_BM": "int32",
+    "anchor_B": "int32",
+}
+_ATTRIBUTES = {"scale": float, "causal": bool, "window": int, "relative": bool}
+# W: rows of the context, at most; T: tiles of them and of the block's own. Of T tiles and C programs for each key/value
+# head S are made: as good as T where blocks are few, C / (B + 2) where they are many. A context of 131,072 rows is
+# divided 52 ways for one block, a window of 2,048 rows 22 ways, and for 32 blocks 5 and 3 ways.
+# (A rule with a run-time size has + - * // alone, the symbol first: TensorRT's expressions have no more.)
+_SPLIT = dict(
+    op="block_attention",
+    function="split_kernel",
+    outputs={"part_BSRHD": "float32", "peak_BSRH": "float32", "mass_BSRH": "float32"},
+    attributes=_ATTRIBUTES,
+    sizes={
+        "G": "H // J",
+        "QP": "min(QUERIES, max(16, pow2(R * G)))",
+        "DP": "max(16, pow2(D))",
+        "BLOCK": "min(ROWS, P & -P)",  # a power of two that divides a page
+        "W": "window if window else M * P",
+        "T": "cdiv(window, BLOCK) + 2 if window else M * P // BLOCK + 1",
+        "C": "96 if window else 160",
+        "S": "((B + 2) * T + (T + 1) * C) // ((B + 2) * T + C)",
+    },
+    scalars=("S", "M"),
+    grid=("J * cdiv(R * G, QP)", "B", "S"),
+    tiles={
+        "": {"QUERIES": 64, "ROWS": 32, "WARPS": 4, "STAGES": 2},
+        "SM100": {"QUERIES": 32},
+        "SM103": {"QUERIES": 32},
+    },
+    bytes="2 * t * B * J * (W + R) * D + t * B * R * H * D + 4 * B * S * R * H * (D + 2)",
+    flops="4 * B * R * H * (W + R) * D",
+)
+SPLIT = Plugin(name="block_attention_split", inputs=_INPUTS, absent=("start_B",), **_SPLIT)
+SPLIT_RING = Plugin(name="block_attention_split_ring", inputs={**_INPUTS, "start_B": "int32"}, **_SPLIT)
+
+
+def _use(causal: bool, window: int, *optional: str, **sizes: str) -> Use:
+    return Use({"scale": 128**-0.5, "causal": causal, "window": window, "relative": False}, optional, sizes)
+
+
 OP = Op(
     name="block_attention",
-    inputs={
-        "q_BRHD": "T",
-        "k_BRJD": "T",
-        "v_BRJD": "T",
-        "k_cache_XJPD": "T",
-        "v_cache_XJPD": "T",
-        "page_table_BM": "int32",
-        "anchor_B": "int32",
-    },
+    inputs=_INPUTS,
     outputs={"out_BRHD": "T"},
     optional={"start_B": "int32"},
-    attributes={"scale": float, "causal": bool, "window": int, "relative": bool},
+    attributes=_ATTRIBUTES,
     reference=reference,
-    native="to come",
+    plugged=plugged,
+    plugins=(SPLIT, SPLIT_RING, MERGE),
+    tolerance={"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2},
+    # W: rows of the context that are seen, at most.
+    real={
+        "B": "batch",
+        "R": "9",
+        "H": "48",
+        "J": "8",
+        "D": "128",
+        "P": "64",
+        "M": "128",
+        "X": "1 + M * batch",
+        "W": "M * P",
+    },
+    uses={
+        "": _use(False, 0),
+        "ring": _use(False, 2048, "start_B", M="33", W="2048"),
+        "causal ring": _use(True, 2048, "start_B", M="33", W="2048", R="8"),
+    },
+    run_time="BMX",
+    bytes="2 * t * B * J * (W + R) * D + 2 * t * B * R * H * D",
+    flops="4 * B * R * H * (W + R) * D",
 )

@@ -14,6 +14,7 @@ import torch
 from glmspec.build.errors import NetworkError
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
+from glmspec.plugins.attention_merge import MERGE
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 
 _FP8 = "float8_e4m3fn"
@@ -127,19 +128,6 @@ SPLIT_FP8 = Plugin(
     tiles={"": {"WARPS": 4, "STAGES": 2}},
     bytes=_SPLIT_BYTES.format("1"),
     **_SPLIT,
-)
-MERGE = Plugin(
-    name="sparse_mla_merge",
-    op="sparse_mla",
-    function="merge_kernel",
-    inputs={"part_NSHV": "float32", "peak_NSH": "float32", "mass_NSH": "float32", "q_NHD": "T"},
-    outputs={"out_NHV": "T"},
-    sizes={"VP": "max(16, pow2(V))"},
-    scalars=("S",),
-    grid=("N", "H"),
-    tiles={"": {"SPLITS": 8, "WARPS": 4}},
-    bytes="4 * N * S * H * (V + 2) + t * N * H * V",
-    flops="2 * N * S * H * V",
 )
 _REAL = {"scale": 256**-0.5, "value_start": 64}
 OP = Op(

@@ -1,8 +1,8 @@
-"""Absorbed MLA over selected cache rows (`glmspec.plugins.sparse_mla`), in two launches: the rows of a token are
-divided among programs, and what these found is merged.
+"""Absorbed MLA over selected cache rows (`glmspec.plugins.sparse_mla`): the rows of a token are divided among programs;
+`attention_merge` makes one result of theirs.
 
 Legend: N tokens, H heads, D latent row [R rotary key | V compressed K/V], K rows, S splits of them; of a program: h
-heads, b rows at once, r and v columns (padded to powers of two), s splits at once.
+heads, b rows at once, r and v columns (padded to powers of two).
 """
 
 from __future__ import annotations
@@ -78,40 +78,3 @@ def split_kernel(
     tl.store(out_NSHV + part_h[None, :] * V + v[:, None], sum_vh, mask=here_h[None, :] & here_v[:, None])
     tl.store(peak_NSH + part_h, peak_h, mask=here_h)
     tl.store(mass_NSH + part_h, mass_h, mask=here_h)
-
-
-@triton.jit
-def merge_kernel(
-    part_NSHV,
-    peak_NSH,
-    mass_NSH,
-    q_NHD,
-    S,
-    out_NHV,
-    H: tl.constexpr,
-    V: tl.constexpr,
-    VP: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """One head of one token; q only tells the dtype. 0 where no row is visible."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    s, v = tl.arange(0, SPLITS), tl.arange(0, VP)
-    peak_s = tl.full([SPLITS], float("-inf"), tl.float32)
-    for first in range(0, S, SPLITS):
-        at_s = (token * S + first + s) * H + head
-        peak_s = tl.maximum(peak_s, tl.load(peak_NSH + at_s, mask=first + s < S, other=float("-inf")))
-    peak = tl.max(peak_s, 0)
-    zero = tl.where(peak == float("-inf"), 0.0, peak)
-    mass_s = tl.zeros([SPLITS], tl.float32)
-    sum_v = tl.zeros([VP], tl.float32)
-    for first in range(0, S, SPLITS):
-        here_s = first + s < S
-        at_s = (token * S + first + s) * H + head
-        weight_s = tl.exp2(tl.load(peak_NSH + at_s, mask=here_s, other=float("-inf")) - zero)
-        mass_s += weight_s * tl.load(mass_NSH + at_s, mask=here_s, other=0.0)
-        mask_sv = here_s[:, None] & (v[None, :] < V)
-        part_sv = tl.load(part_NSHV + at_s[:, None] * V + v[None, :], mask=mask_sv, other=0.0)
-        sum_v += tl.sum(part_sv * weight_s[:, None], 0)
-    mass = tl.sum(mass_s, 0)
-    mean_v = sum_v / tl.where(mass > 0, mass, 1.0)
-    tl.store(out_NHV + (token * H + head) * V + v, mean_v.to(q_NHD.dtype.element_ty), mask=v < V)

@@ -74,13 +74,21 @@ CASES = {
     "fp8, half": case(SMALL | {"H": 9}, use="fp8", compute=HALF),
     "fp8, several tiles a split": case(LONG, use="fp8"),
 }
+EVERY = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num().view(2, 128)
+CODES = with_rows(
+    case({"N": 2, "H": 1, "D": 132, "K": 1, "P": 2, "X": 1}, use="fp8"),
+    cache=torch.cat([torch.zeros(2, 4), EVERY], 1).to(torch.float8_e4m3fn).view(1, 1, 2, 132),
+    rows=torch.tensor([[0], [1]], dtype=torch.int32),
+    visible=torch.ones(2, 1, dtype=torch.bool),
+    scale=torch.tensor([0.3]),
+)
 HIDDEN = poisoned(case(SMALL | {"X": 200}))
 NOTHING = with_rows(ROWS, visible=visible())
 
 
 @pytest.fixture(scope="module")
 def interpreted():
-    return interpret({**CASES, "hidden": HIDDEN, "nothing": NOTHING})
+    return interpret({**CASES, "codes": CODES, "hidden": HIDDEN, "nothing": NOTHING})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -92,6 +100,10 @@ def test_what_is_not_seen_is_not_read(interpreted):
     (found,) = interpreted["hidden"].outputs
     clean = with_rows(HIDDEN, cache=HIDDEN.inputs[1].nan_to_num())
     assert_agree(HIDDEN, (found,), reference(clean))
+
+
+def test_every_float8_is_read_as_what_it_is(interpreted):
+    assert torch.equal(interpreted["codes"].outputs[0][:, 0], EVERY * 0.3)
 
 
 def test_a_token_that_sees_nothing_gets_zeros(interpreted):
