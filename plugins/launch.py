@@ -15,18 +15,23 @@ from glmspec.build.errors import NetworkError
 from glmspec.plugins.compiler import kernel_of, variant_of
 from glmspec.plugins.spec import Plugin, value
 
+GUARD = 64  # numbers behind an output that no kernel may write
+
 
 class Launcher:
     """`Runs` on torch tensors.
 
     sm: whose tile sizes are used.
-    poison: what outputs hold before a launch, so that a place which a kernel forgets is seen.
+    poison: what outputs hold before a launch, and what lies behind them then, so that a place which a kernel forgets is
+    seen, and one that it must not write.
     launches, programs: so far.
     """
 
     def __init__(self, sm: str = "SM90", poison: float | None = None) -> None:
         self.sm = sm
         self.poison = poison
+        self._guard = 0 if poison is None else GUARD
+        self._guards: list[tuple[str, torch.Tensor]] = []
         self.launches = 0
         self.programs = 0
 
@@ -49,6 +54,7 @@ class Launcher:
             arguments |= dict(zip(plugin.outputs, outputs, strict=True))
             options = {"num_warps": tile["WARPS"], "num_stages": tile.get("STAGES", 2), "enable_fp_fusion": False}
             kernel_of(plugin)[grid](**arguments, **dict(variant.constants), **options)
+            self._check_guards(plugin)
         return tuple(outputs)
 
     def reshape(self, x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
@@ -74,8 +80,22 @@ class Launcher:
             if name in plugin.aliased:
                 made.append(inputs[plugin.aliased[name]])
                 continue
-            out = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            size = math.prod(shape)
+            memory = torch.empty(size + self._guard, dtype=getattr(torch, dtype), device=device)
             if self.poison is not None:
-                out.view(torch.uint8 if out.dtype == torch.bool else out.dtype).fill_(self.poison)
-            made.append(out)
+                _numbers(memory).fill_(self.poison)
+                self._guards.append((name, memory[size:]))
+            made.append(memory[:size].view(shape))
         return made
+
+    def _check_guards(self, plugin: Plugin) -> None:
+        """Nothing may be written behind an output."""
+        guards, self._guards = self._guards, []
+        for name, guard in guards:
+            if not bool((_numbers(guard).float() == self.poison).all()):
+                raise NetworkError(f"plugin {plugin.id}: {name}: the kernel writes behind its end")
+
+
+def _numbers(x: torch.Tensor) -> torch.Tensor:
+    """The same memory as numbers that can be compared with any other."""
+    return x.view(torch.uint8) if x.dtype == torch.bool else x

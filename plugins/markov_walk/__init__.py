@@ -142,7 +142,7 @@ def native(
                 embeddings.append(ops.reshape(embedding_BA, (0, 1, rank)))
             outputs += [ops.concat(parts, 1) for parts in (ids, scores, embeddings, ahead, laws) if parts]
     extra = iter(outputs[3:])
-    return Walk(*outputs[:3], next(extra) if margins else None, next(extra) if laws else None)
+    return Walk(*outputs[:3], next(extra) if margins else None, next(extra) if "uniform" in other else None)
 
 
 def _row(x_BRF: Tensor, row: int) -> Tensor:

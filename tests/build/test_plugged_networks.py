@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.models import ASSETS
 from support.tensorrt_stand_in import networks_with_plugins
 
+from glmspec.build import kernels
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Deployment, Options, open_deployment
 from glmspec.build.errors import ConfigError, MissingCapability
-from glmspec.build.kernels import graphs_of, kernels_of
+from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
 from glmspec.build.network.reader import Graph, read
 from glmspec.build.trt import Backend, backend
 from glmspec.plugins.variants import network_variants, regions_of
@@ -107,3 +109,15 @@ def test_engine_passes_it_on(tmp_path: Path):
         1, "engine", "--verifier", ASSETS / "tiny-verifier", "--target", "cpu", "--plugins", "on", "-o", tmp_path / "e"
     )
     assert "--plugins: found on" in said
+
+
+def test_on_is_refused_where_a_size_is_not_taken(monkeypatch):
+    """Every rule of the plugins is met here, so one is made up."""
+    deployment = deployed(plugins="on")
+    graphs = graphs_of(deployment, backend())
+    check_plugins(deployment, graphs)
+    reason = "argmax: a vocabulary of 288, expected a larger one"
+    monkeypatch.setattr(kernels, "network_variants", lambda regions, sm: ([], [reason]))
+    with pytest.raises(ConfigError, match=f"--plugins on: found sizes that plugins do not take; use auto. {reason}"):
+        check_plugins(deployment, graphs)
+    check_plugins(replace(deployment, plugins="auto"), graphs)

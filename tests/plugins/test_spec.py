@@ -1,0 +1,88 @@
+"""Names that tell shapes, rules on symbols, and what a plugin refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glmspec.build.errors import NetworkError
+from glmspec.plugins import OPS, launch
+from glmspec.plugins.accept import ACCEPT
+from glmspec.plugins.agree import disagreement
+from glmspec.plugins.argmax import ARGMAX_SPLIT
+from glmspec.plugins.spec import UNKNOWN, NoPlugin, bind, dims, value
+from glmspec.plugins.variants import Recorder, Shaped
+
+
+def test_names_tell_shapes():
+    assert dims("row_BQ") == ("B", "Q")
+    assert dims("keys_cache_X1PD") == ("X", "1", "P", "D")
+
+
+def test_a_number_says_more_than_an_expression():
+    inputs = {"a_NV": "T", "b_N": "T"}
+    assert bind("x", inputs, [(UNKNOWN, 5), (3,)]) == {"N": 3, "V": 5}
+    assert bind("x", inputs, [(3, 5), (UNKNOWN,)]) == {"N": 3, "V": 5}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(2, 3), (4,)], "x: b_N: found 4 for N, expected 2"),
+        ([(2,), (2,)], "x: a_NV: found 1 dimensions, expected 2"),
+    ],
+)
+def test_contradictions_are_refused(shapes, message):
+    with pytest.raises(NetworkError, match=message):
+        bind("x", {"a_NV": "T", "b_N": "T"}, shapes)
+
+
+def test_rules():
+    symbols = {"B": 5, "D": 48}
+    assert [value(rule, symbols) for rule in ("cdiv(B, 2)", "pow2(D)", "pow2(1)", "min(B, D)")] == [3, 64, 1, 5]
+    assert value("cdiv(B, 2) * 3", {"B": UNKNOWN}) is UNKNOWN
+
+
+def test_dtypes_decide_the_compute_dtype():
+    assert ARGMAX_SPLIT.compute(["bfloat16"]) == "bfloat16"
+    with pytest.raises(NoPlugin, match="plugin accept_v1: inputs of int32, int32, int64, int32, expected int32"):
+        ACCEPT.compute(["int32", "int32", "int64", "int32"])
+
+
+def test_what_reads_only_names_of_sizes_needs_no_sizes():
+    """A recorder meets sizes that are known at run time only; they stay so through a reshape."""
+    run = Recorder("SM90")
+    (accepted, tokens) = OPS["accept"].plugged(
+        run, *(Shaped(shape, "int32") for shape in ((-1,), (-1,), (-1, 9), (-1,)))
+    )
+    assert (accepted.shape, tokens.shape) == ((-1,), (-1, 9))
+    assert run.reshape(Shaped((4, -1, 6), "int32"), (0, -1, 2)).shape == (4, -1, 2)
+    assert run.reshape(Shaped((4, 6), "int32"), (-1, 8)).shape == (3, 8)
+
+
+def test_writing_behind_an_output_is_seen(monkeypatch):
+    """A kernel that writes one number more than there is room for."""
+
+    class Kernel:
+        def __getitem__(self, grid):
+            def run(*, index_NZ, best_NZ, **_):
+                best_NZ.fill_(0)
+                torch.as_strided(index_NZ, (index_NZ.numel() + 1,), (1,)).fill_(0)
+
+            return run
+
+    monkeypatch.setattr(launch, "kernel_of", lambda plugin: Kernel())
+    with pytest.raises(NetworkError, match="plugin argmax_split_v1: index_NZ: the kernel writes behind its end"):
+        launch.Launcher(poison=77)(ARGMAX_SPLIT, torch.zeros(2, 5))
+
+
+def test_disagreements_are_told():
+    op, x = OPS["sparse_mla"], torch.tensor([[[1.0, 2.0]]])
+    assert disagreement(op, [x], [x.clone()]) == ""
+    assert "off by" in disagreement(op, [x + 1], [x])
+    assert "off by" in disagreement(op, [x * float("nan")], [x])
+    assert "infinities" in disagreement(op, [x], [x / 0])
+    assert "2 outputs, expected 1" in disagreement(op, [x, x], [x])
+    assert "expected torch.float32[1, 1, 2]" in disagreement(op, [x.half()], [x])
+    rows = torch.tensor([3, 4], dtype=torch.int32)
+    assert disagreement(OPS["argmax"], [rows - 1], [rows]) == "index_N: 2 of 2 differ, the first at [0]: 2, expected 3"
