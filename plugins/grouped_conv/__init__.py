@@ -100,9 +100,9 @@ OP = Op(
     reference=reference,
     plugged=plugged,
     plugins=(PLAIN, ADDED),
-    real={"B": "batch", "R": "9", "T": "2", "D": "6144", "U": "384"},
-    uses={"before": Use({"side": 0}), "after": Use({"side": 1}, optional=("residual_BRD",))},
+    real={"B": "batch", "R": "9", "T": "2", "D": "6144", "U": "384", "S": "2"},  # S of x's size
+    uses={"before": Use({"side": 0}), "after": Use({"side": 1}, ("residual_BRD",), {"S": "3"})},
     run_time="B",
-    bytes="t * (3 * B * R * D + T * D + B * R * T * U)",
+    bytes="t * (S * B * R * D + T * D + B * R * T * U)",
     flops=PLAIN.flops,
 )

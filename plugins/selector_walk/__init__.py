@@ -206,7 +206,7 @@ OP = Op(
     reference=reference,
     plugged=plugged,
     plugins=(MAXIMA, CHOICE, *WALKS.values()),
-    real={"B": "batch", "J": "8", "V": "154_880", "C": "154_880", "A": "256"},
+    real={"B": "batch", "J": "8", "V": "154_880", "C": "154_880", "A": "256", "K": "16"},
     uses={
         "": Use({"k": 16, "given": []}),
         "drawn": Use({"k": 16, "given": ["temperature", "uniform"]}, NOISE),
@@ -214,6 +214,6 @@ OP = Op(
         "reduced, drawn": Use({"k": 16, "given": ["offset", "temperature", "uniform"]}, ("offset_V", *NOISE)),
     },
     run_time="B",
-    bytes="t * B * J * (V + 2 * A + k * A + 1) + 8 * B * J",
-    flops="2 * B * J * k * A",
+    bytes="t * B * J * (V + 2 * A + K * A + 1) + 8 * B * J",
+    flops="2 * B * J * K * A",
 )

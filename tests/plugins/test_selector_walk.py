@@ -50,7 +50,9 @@ def cases() -> dict[str, Case]:
         "ties of scores, drawn": tied(walk("ties!", "reduced, drawn", V=300, A=4), 1.0),
         "equal logits": logits(walk("equal", **small), row=torch.zeros(1)),
         "rising logits": logits(walk("rising", k=16, **small), row=columns.float()),
-        "rising logits, lanes without a candidate": logits(walk("lanes", k=6, **small), row=columns.float()),
+        "rising logits, lanes without a candidate": logits(
+            walk("lanes", k=6, V=8 * BRANCH, B=1, J=1), row=torch.arange(8.0 * BRANCH)
+        ),
         "the best is the last column": logits(walk("end", k=3, **small), row=(columns == 2 * BRANCH + 8).float()),
         "falling logits": logits(walk("falling", k=16, **small), row=-columns.float()),
         "the best one in every group": logits(walk("groups", **small), row=(columns % WIDTH == 5).float()),
