@@ -67,6 +67,10 @@ CASES = {
         f"{pages} pages": planned({0: 1, pages // 2: 3, pages // 2 + 1: 2, pages - 1: 2}, pages=pages, order=8)
         for pages in (WIDTH - 1, WIDTH, 3 * WIDTH + 5, WIDTH * WIDTH + 700)
     },
+    # The places between two that are looked at first are more than are looked at together.
+    "so many pages that they are searched twice": planned(
+        {WIDTH - 1: 1, WIDTH + 1: 3, WIDTH + 2: 2, WIDTH + 3: 1}, pages=WIDTH * WIDTH + 700, order=7
+    ),
     "pages side by side": planned({5: 3, 6: 3, 7: 3}, pages=WIDTH * 2, order=9),
     "one page": planned({0: 3}, pages=1, order=3),
     "float8": case({"J": 2}, use="fp8"),
