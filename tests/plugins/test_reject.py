@@ -107,16 +107,34 @@ def case(
     return beside(Case("reject", inputs), seed)
 
 
-def edges(verify: int, candidates: bool) -> Case:
-    """q equal to p accepts all; a draft that p forbids never stands; q one-hot; a certain p."""
-    p = torch.tensor([[0.5, 0.5, 0.0]] * 5 + [[1.0, 0.0, 0.0]] * 2)
-    q = torch.tensor([[0.5, 0.5, 0.0]] * 3 + [[0.0, 0.0, 1.0]] * 2 + [[1.0, 0.0, 0.0]] * 2)
-    one = torch.ones(7)
-    inputs = [p.log(), one, (0 * one).to(INT), one, 0 * one]
-    inputs += [torch.tensor([0, 1, 0, 2, 0, 0, 0], dtype=INT), torch.arange(7, dtype=INT)]
-    inputs += [torch.tensor([[0, 1, 2], [3, 4, 4], [5, 6, 6]], dtype=INT), torch.tensor([2, 1, 1], dtype=INT)]
-    inputs += [torch.full((7,), 1 - 2**-12), torch.tensor([0.75, 0.75, 0.0]), torch.full((3,), verify, dtype=INT), q]
-    return Case("reject", inputs + ([torch.arange(3, dtype=INT).expand(7, 3).contiguous()] if candidates else []))
+def edges(candidates: bool) -> Case:
+    """q equal to p accepts all; a draft that p forbids never stands; a greedy block stands whole, and what lies behind
+    its drafts does not count; where nothing is left of p after q, p itself is drawn from. Either way of verifying."""
+    p = torch.tensor([[0.5, 0.5, 0.0]] * 5 + [[1.0, 0.0, 0.0]] * 2 + [[0.0, 1.0, 0.0]] * 2)
+    q = torch.tensor([[0.5, 0.5, 0.0]] * 3 + [[0.0, 0.0, 1.0]] * 2 + [[1.0, 0.0, 0.0]] * 2 + [[0.0, 1.0, 0.0]] * 2)
+    one, heat = torch.ones(9), torch.ones(9)
+    heat[5:7] = 0
+    inputs = [p.log(), heat, (0 * one).to(INT), one, 0 * one]
+    inputs += [torch.tensor([0, 1, 0, 2, 0, 0, 0, 0, 0], dtype=INT), torch.arange(9, dtype=INT)]
+    inputs += [torch.tensor([[0, 1, 2], [3, 4, 4], [5, 6, 6], [7, 8, 8]] * 2, dtype=INT)]
+    inputs += [torch.tensor([2, 1, 1, 1] * 2, dtype=INT), torch.full((9,), 1 - 2**-12)]
+    inputs += [torch.tensor([0.75, 0.75, 0.0, 0.5] * 2), torch.arange(8, dtype=INT) // 4, q]
+    return Case("reject", inputs + ([torch.arange(3, dtype=INT).expand(9, 3).contiguous()] if candidates else []))
+
+
+def emptied() -> Case:
+    """Candidates that take all of the first split. What rounding leaves of it has no token; the next split has."""
+    blocks, g = 6, torch.Generator().manual_seed(9)
+    z = torch.full((blocks + 1, 2 * SPLIT), -INF)
+    z[:, [SPLIT + 5, SPLIT + 900]] = 0.0
+    ids = torch.stack([torch.randperm(SPLIT, generator=g)[:7] for _ in range(blocks + 1)])
+    near = torch.randn(blocks + 1, 7, generator=g)
+    z.scatter_(1, ids, near)
+    one, row = torch.ones(blocks + 1), torch.arange(blocks + 1)
+    rows = torch.stack([row[:-1], torch.full((blocks,), blocks)], 1)
+    inputs = [z, one, (0 * one).to(INT), one, 0 * one, ids[:, 0].to(INT), row.to(INT), rows.to(INT)]
+    inputs += [one[1:].to(INT), one - 2**-12, 0 * one[1:], (row[1:] % 2).to(INT), near.softmax(1), ids.to(INT)]
+    return Case("reject", inputs)
 
 
 def made(sizes: dict[str, int], seed: int, use: str = "") -> Case:
@@ -137,10 +155,9 @@ MAKERS = {
     "candidates of all that stays": partial(case, 8, 5, 2, 24, 8, settings=[(1.0, 6, 1.0, 0.0)]),
     "the op's example": partial(made, {"B": 4, "Q": 3, "R": 12, "V": 40, "Z": 8, "K": 6}, 2),
     "the op's example, whole": partial(made, {"B": 2, "Q": 3, "R": 6, "V": 40, "Z": 4, "K": 40}, 3, "whole"),
-    "edges, standard, whole": partial(edges, 0, False),
-    "edges, standard, candidates": partial(edges, 0, True),
-    "edges, block, whole": partial(edges, 1, False),
-    "edges, block, candidates": partial(edges, 1, True),
+    "a split that candidates empty": emptied,
+    "edges, whole": partial(edges, False),
+    "edges, candidates": partial(edges, True),
 }
 
 

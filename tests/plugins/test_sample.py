@@ -98,7 +98,9 @@ def cases() -> dict[str, Case]:
         "whole vocabulary": case(logits("random", 1, 154_880, bf16), [(1.0, 40, 0.95, 0.0)]),
         "running sums that are exact": case(torch.zeros(4, 4), [SETTINGS[1]] * 4, torch.tensor([0.0, 0.25, 0.5, 0.75])),
         # The heat is less than half of what float32 tells apart there, so a heat more is no more.
-        "a heat below rounding": case(torch.tensor([[1e4, 1e4 + 2**-10, 1e4 - 2**-10]]), [(4e-4, 0, 0.5, 0.0)]),
+        "a heat below rounding": case(
+            torch.tensor([[1e4, 1e4 + 2**-10, 1e4 - 2**-10]]), [(4e-4, 0, 0.5, 0.0)], torch.tensor([0.05])
+        ),
         "the op's example": example("sample", {"R": 4, "V": 50}, seed=1),
     }
     made["three splits"].inputs[0][0, [5000, 8200]] = 30.0  # a greedy row's best, twice, not in the first split
@@ -112,7 +114,7 @@ CASES = cases()
 
 @pytest.fixture(scope="module")
 def interpreted():
-    return interpret({**CASES, "grid": grid_case(32), "edges": edge_case()})
+    return interpret({**CASES, "grid": grid_case(28), "edges": edge_case()})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,11 +124,11 @@ def test_the_kernels_equal_the_reference(interpreted, name):
 
 def test_tokens_come_as_often_as_the_law_says(interpreted):
     """On an even grid of numbers the shares are the chances, to one step of the grid."""
-    given = grid_case(32).inputs
+    given = grid_case(28).inputs
     law_V = sampling_law.reference(*given[:5])[0]
-    shares_V = torch.bincount(interpreted["grid"].outputs[0].long(), minlength=len(law_V)) / 32
+    shares_V = torch.bincount(interpreted["grid"].outputs[0].long(), minlength=len(law_V)) / 28
     assert (law_V == 0).any() and (shares_V[law_V == 0] == 0).all()
-    assert (shares_V - law_V).abs().max() <= 1 / 32
+    assert (shares_V - law_V).abs().max() <= 1 / 28
 
 
 def test_where_the_token_changes_it_is_one_of_the_two(interpreted):
