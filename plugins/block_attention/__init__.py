@@ -58,7 +58,7 @@ def reference(
     seen_BRL = (context < anchor_B11).expand(-1, rows, -1)
     if window:
         seen_BRL = seen_BRL & (context >= _first_seen(anchor_B11, row.view(1, -1, 1), window, relative))
-    seen_RR = torch.from_numpy(_seen_in_block(rows, causal, window, relative)).expand(blocks, -1, -1)
+    seen_RR = torch.from_numpy(_seen_in_block(rows, causal, window, relative)).to(q_BRHD.device).expand(blocks, -1, -1)
     seen_B1RL = torch.cat([seen_BRL, seen_RR], 2).unsqueeze(1)
     out_BHRD = torch.nn.functional.scaled_dot_product_attention(
         q_BRHD.transpose(1, 2),
@@ -260,6 +260,7 @@ OP = Op(
         "X": "1 + M * batch",
         "W": "M * P",
     },
+    small={"H": "4", "J": "2", "D": "32", "P": "16", "M": "8"},
     uses={
         "": _use(False, 0),
         "ring": _use(False, 2048, "start_B", M="33", W="2048"),

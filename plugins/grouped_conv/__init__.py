@@ -101,6 +101,7 @@ OP = Op(
     plugged=plugged,
     plugins=(PLAIN, ADDED),
     real={"B": "batch", "R": "9", "T": "2", "D": "6144", "U": "384", "S": "2"},  # S of x's size
+    small={"D": "512", "U": "32"},
     uses={"before": Use({"side": 0}), "after": Use({"side": 1}, ("residual_BRD",), {"S": "3"})},
     run_time="B",
     bytes="t * (S * B * R * D + T * D + B * R * T * U)",

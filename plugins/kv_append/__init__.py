@@ -131,6 +131,7 @@ OP = Op(
     tolerance={"float32": 0, "bfloat16": 0, _FP8: 0},
     # z: bytes of a cached number.
     real={"N": "9 * batch", "L": "N", "J": "1", "D": "576", "P": "64", "X": "1 + 128 * batch", "Y": "X + 1", "z": "2"},
+    small={"X": "1 + 8 * batch", "P": "16"},
     uses={
         "": Use(),
         "index keys": Use(sizes={"D": "128"}),

@@ -313,6 +313,7 @@ OP = Op(
     plugged=plugged,
     plugins=(sample.LEAST_LOGIT, sample.ROW_STATS, CHANCES, MASSES, RESAMPLE, RESAMPLE_WHOLE),
     real={"B": "batch", "Q": "9", "R": "9 * batch", "V": "154_880", "Z": "8 * batch", "K": "V"},
+    small={"V": "9000"},
     uses={"": Use(optional=("q_ids_ZK",), sizes={"K": "16"}), "whole": Use()},
     run_time="BRZ",
     bytes="t * R * V + 4 * Z * K + 60 * R",

@@ -98,6 +98,7 @@ OP = Op(
     plugged=plugged,
     plugins=(LEAST_LOGIT, ROW_STATS, DRAW_ROW),
     real={"R": "9 * batch", "V": "154_880"},
+    small={"V": "9000"},
     run_time="R",
     bytes="t * R * V + 24 * R",
     flops="4 * R * V",

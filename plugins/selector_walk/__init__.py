@@ -207,6 +207,7 @@ OP = Op(
     plugged=plugged,
     plugins=(MAXIMA, CHOICE, *WALKS.values()),
     real={"B": "batch", "J": "8", "V": "154_880", "C": "154_880", "A": "256", "K": "16"},
+    small={"V": "2000", "C": "2000", "A": "32"},
     uses={
         "": Use({"k": 16, "given": []}),
         "drawn": Use({"k": 16, "given": ["temperature", "uniform"]}, NOISE),

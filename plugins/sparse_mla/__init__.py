@@ -143,6 +143,7 @@ OP = Op(
     tolerance={"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2},
     # z: bytes of a cached number. On 8 ranks a rank has 8 heads.
     real={"N": "9 * batch", "H": "8", "D": "576", "V": "512", "K": "2048", "P": "64", "X": "1 + 128 * batch", "z": "2"},
+    small={"H": "4", "D": "96", "V": "32", "K": "64", "P": "16", "X": "1 + 8 * batch"},
     uses={
         "": Use(_REAL),
         "4 ranks": Use(_REAL, sizes={"H": "16"}),
