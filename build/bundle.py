@@ -41,7 +41,7 @@ from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
 
 PLUGINS = "plugins"
-_CHOICES = {"taps", "hidden", "drafter_window", "num_speculative_tokens", "sampled", "q"}
+_CHOICES = {"taps", "hidden", "drafter_window", "num_speculative_tokens", "markov_top_k", "sampled", "q"}
 _MEMBER = {"name", "source", "weights", "contract"} | _CHOICES
 
 
@@ -204,6 +204,7 @@ def _member(record: dict[str, Any], home: Path, checkpoint: Checkpoint) -> Membe
         record["sampled"],
         source=record["source"],
         q=DraftLaw(**record["q"]) if record["q"] else None,
+        markov_top_k=record["markov_top_k"],
     )
 
 

@@ -57,6 +57,7 @@ class Options:
     drafter_window: str | None = None  # None: as each drafter's format is trained
     num_speculative_tokens: int | None = None  # drafts of a block; None: as many as each drafter's checkpoint allows
     draft_sampling: str = GREEDY  # or "probabilistic": drafts are drawn
+    markov_top_k: int | None = None  # drafts of a Markov head are among so many best logits; None: any
     plugins: str = PLUGINS_AUTO  # on: refuse where one cannot be
 
 
@@ -98,8 +99,8 @@ class Implied:
 @dataclass(frozen=True)
 class Member:
     """One model of a deployment. taps, hidden: a verifier's outputs for the drafters, for its MTP module. window,
-    drafts: what was chosen for a drafter; sampled: whether its drafts are drawn. source: what the folder was called,
-    where it is no longer the one given. q: of a network that rejects drafts, their law."""
+    drafts, markov_top_k: what was chosen for a drafter; sampled: whether its drafts are drawn. source: what the folder
+    was called, where it is no longer the one given. q: of a network that rejects drafts, their law."""
 
     name: str
     folder: Path
@@ -111,6 +112,7 @@ class Member:
     sampled: bool = False
     source: str = ""
     q: DraftLaw | None = None
+    markov_top_k: int | None = None
 
     @property
     def accepts(self) -> bool:
@@ -121,7 +123,9 @@ class Member:
     def config(self) -> Config:
         """What its checkpoint says, with what was chosen."""
         config = self.origin.config
-        return config.chosen(self.window, self.drafts) if isinstance(config, DrafterConfig) else config
+        if isinstance(config, DrafterConfig):
+            return config.chosen(self.window, self.drafts, self.markov_top_k)
+        return config
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -131,6 +135,7 @@ class Member:
             "hidden": self.hidden,
             "drafter_window": self.window,
             "num_speculative_tokens": self.drafts,
+            "markov_top_k": self.markov_top_k,
             "sampled": self.sampled,
             "q": asdict(self.q) if self.q else None,
         }
@@ -158,8 +163,9 @@ class Member:
             return None
         if isinstance(self.config, VerifierConfig):
             return DraftLaw(self.config.vocab_size, candidates=False)
-        if self.config.selector:
-            return DraftLaw(self.config.selector.top_k, candidates=True)
+        among = self.config.selector or self.config.markov
+        if among and among.top_k:
+            return DraftLaw(among.top_k, candidates=True)
         return DraftLaw(self.config.draft_vocab_size, candidates=self.config.reduced_vocabulary)
 
     @property
@@ -275,6 +281,7 @@ def _check_options(drafters: Sequence[Path], options: Options) -> None:
         ("--drafter-window", options.drafter_window, drafters),
         ("--num-speculative-tokens", options.num_speculative_tokens, drafters or options.mtp),
         ("--draft-sampling", options.draft_sampling, drafters or options.mtp),
+        ("--markov-top-k", options.markov_top_k, drafters),
     ):
         if value not in (None, GREEDY) and not used:
             raise ConfigError(f"{name}: found {value} and no drafter, expected one. Add --drafter, or leave it out.")
@@ -351,7 +358,10 @@ def _open_drafters(folders: Sequence[Path], options: Options, config_only: bool)
         same = sum(one.config.kind == origin.config.kind for one in members)
         name = origin.config.kind + (f"-{same + 1}" if same else "")
         sampled = options.draft_sampling == PROBABILISTIC
-        members.append(Member(name, folder, origin, window=window, drafts=drafts, sampled=sampled))
+        among = options.markov_top_k if origin.config.markov else None
+        chosen = dict(window=window, drafts=drafts, markov_top_k=among)
+        members.append(Member(name, folder, origin, **chosen, sampled=sampled))
+        members[-1].config  # noqa: B018  (refuses what the drafter cannot)
     return members
 
 

@@ -128,7 +128,10 @@ def compile_variant(variant: Variant) -> Compiled:
     without Triton, and `NetworkError` when a kernel does not compile or uses more than its `limits.json` allows.
     """
     limits = _limits(variant.plugin, variant.sm)
-    made = _compile(variant)
+    for warps, stages in _ways(variant.plugin.tile(variant.sm)):
+        made = _compile(variant, warps, stages)
+        if not made.stack:
+            break
     _check(made, limits)
     return made
 
@@ -145,6 +148,14 @@ def compile_all(variants: Iterable[Variant], tick: Callable[[Variant], None] = l
     if wrong:
         raise NetworkError("\n".join(wrong))
     return made
+
+
+def _ways(tile: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Warps and stages to try, the intended ones first. Where sizes are other than the full model's, the assembler now
+    and then keeps to a round number of registers and leaves a few bytes on the stack; with others it does not."""
+    warps, stages = tile["WARPS"], tile.get("STAGES", 2)
+    ways = [(warps, stages), (warps, stages + 1), (2 * warps, stages), (warps // 2, stages)]
+    return [(count, depth) for count, depth in ways if 1 <= count <= 32]
 
 
 def write_compiled(folder: Path, sm: str, made: Iterable[Compiled]) -> None:
@@ -223,14 +234,14 @@ def _settings() -> Iterator[None]:
         yield
 
 
-def _compile(variant: Variant) -> Compiled:
+def _compile(variant: Variant, warps: int, stages: int) -> Compiled:
     from triton import JITFunction
     from triton import compile as triton_compile
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.errors import TritonError
 
-    plugin, function = variant.plugin, kernel_of(variant.plugin)
+    function = kernel_of(variant.plugin)
     where = f"plugin {variant.name} on {variant.sm}"
     if not isinstance(function, JITFunction):
         raise NetworkError(f"{where}: is interpreted, and cannot be compiled. Unset TRITON_INTERPRET.")
@@ -239,11 +250,10 @@ def _compile(variant: Variant) -> Compiled:
     kinds = {name: "constexpr" if name in constants else parameters[name] for name in function.arg_names}
     aligned = [["tt.divisibility", 16]]  # TensorRT's buffers are
     attributes = {(at,): aligned for at, kind in enumerate(kinds.values()) if kind.startswith("*")}
-    tile = plugin.tile(variant.sm)
     # No fused multiply-add: then the PTX says how each operation rounds, and no assembler may fuse.
     options = {
-        "num_warps": tile["WARPS"],
-        "num_stages": tile.get("STAGES", 2),
+        "num_warps": warps,
+        "num_stages": stages,
         "ptx_version": ptx_version,
         "enable_fp_fusion": False,
         "debug": False,
@@ -265,7 +275,7 @@ def _compile(variant: Variant) -> Compiled:
         registers=registers,
         stack=stack,
         shared_memory=built.metadata.shared,
-        warps=tile["WARPS"],
+        warps=warps,
     )
 
 

@@ -187,7 +187,7 @@ def _model(
     """record: the model's own config.json. shared: weights of other models to take, by rank. tree: see `Model`."""
     build, config, ranks = record["build_config"], checkpoint.config, range(checkpoint.mapping.tp)
     if isinstance(config, DrafterConfig):
-        config = config.chosen(build["drafter_window"], build["num_speculative_tokens"])
+        config = config.chosen(build["drafter_window"], build["num_speculative_tokens"], build["markov_top_k"])
     taps, hidden, sampled = tuple(build["taps"]), build["hidden"], build["sampled"]
     return Model(
         config,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from glmspec.build.configs.drafter_dialects import Dialect
 from glmspec.build.configs.fields import Fields
 from glmspec.build.configs.verifier import rope_theta
+from glmspec.build.errors import ConfigError
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
@@ -21,10 +22,12 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn")
 @dataclass(frozen=True, kw_only=True)
 class MarkovHead:
     """DSpark: logits of the next draft are biased by the drafts before it. rank: columns of W1 and W2. type: how the
-    bias is made, one of MARKOV_HEADS."""
+    bias is made, one of MARKOV_HEADS. top_k: a draft is one of so many best logits of its row, and only those are
+    biased; None, as it is trained: any token."""
 
     rank: int
     type: str = "vanilla"
+    top_k: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +159,21 @@ class DrafterConfig:
         """This drafter with blocks of as many drafts, from 1 to `num_drafts`: fewer rows, which see each other."""
         return replace(self, block_size=drafts if self.sample_from_anchor else 1 + drafts)
 
-    def chosen(self, window: str | None, drafts: int | None) -> DrafterConfig:
-        """This drafter as a user wants it: another window convention, fewer drafts. None: as the checkpoint says."""
+    def chosen(self, window: str | None, drafts: int | None, markov_top_k: int | None = None) -> DrafterConfig:
+        """This drafter as a user wants it: another window convention, fewer drafts, fewer candidates of a Markov head.
+        None: as the checkpoint says. Raises `ConfigError` for a Markov head that cannot."""
         config = self if drafts is None else self.drafting(drafts)
-        return config if window is None else replace(config, window=window)
+        config = config if window is None else replace(config, window=window)
+        return config if markov_top_k is None else replace(config, markov=self._among_best(markov_top_k))
+
+    def _among_best(self, top_k: int) -> MarkovHead:
+        head = self.markov.type if self.markov else "no"
+        if head != "vanilla" or not 1 <= top_k <= self.draft_vocab_size:
+            raise ConfigError(
+                f"--markov-top-k: found {top_k} for a {self.kind} drafter with {head} Markov head, expected 1 to "
+                f"{self.draft_vocab_size}, its draft tokens, and a vanilla head. Leave it out."
+            )
+        return replace(self.markov, top_k=top_k)
 
     def _check(self, fields: Fields, block: Fields) -> None:
         if self.num_attention_heads % self.num_key_value_heads:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.errors import ConfigError
 from glmspec.build.models.dflash import DFlash, Rows
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
@@ -17,15 +16,9 @@ from glmspec.plugins import markov_walk, selector_walk
 
 
 class MarkovHead(Module):
-    """Walks the block left to right, biasing each draft's logits by the drafts before it. top_k: a draft is one of so
-    many best logits of its row, and only those are biased; None: of all."""
+    """Walks the block left to right, biasing each draft's logits by the drafts before it."""
 
-    def __init__(self, config: DrafterConfig, top_k: int | None = None) -> None:
-        if top_k is not None and (config.markov.type != "vanilla" or not 1 <= top_k <= config.draft_vocab_size):
-            raise ConfigError(
-                f"markov_top_k: found {top_k}, of {config.draft_vocab_size} draft tokens, for a {config.markov.type} "
-                "head; expected 1 to all of them, and a vanilla head."
-            )
+    def __init__(self, config: DrafterConfig) -> None:
         rank, hidden = config.markov.rank, config.hidden_size
         self.markov_w1 = Table(config.vocab_size, rank)
         self.markov_w2 = Table(config.draft_vocab_size, rank)
@@ -33,7 +26,7 @@ class MarkovHead(Module):
             self.gate_proj = Joint(hidden + rank, rank)
         elif config.markov.type == "rnn":  # over [state ; W1[previous] ; hidden], for [gate ; candidate ; output]
             self.joint_proj = Joint(2 * rank + hidden, 3 * rank)
-        self.type, self.rank, self.hidden, self.top_k = config.markov.type, rank, hidden, top_k
+        self.type, self.rank, self.hidden, self.top_k = config.markov.type, rank, hidden, config.markov.top_k
 
     def forward(self, rows: Rows, d2t: Tensor | None, *, margins: bool) -> markov_walk.Walk:
         """Drafts, what they were chosen by, and W1 of each draft's predecessor."""
@@ -120,13 +113,11 @@ class Affine(Module):
 
 
 class DSpark(DFlash):
-    """DFlash whose drafts see the drafts before them. markov_top_k: see `MarkovHead`."""
+    """DFlash whose drafts see the drafts before them."""
 
-    def __init__(self, config: DrafterConfig, *, sampled: bool = False, markov_top_k: int | None = None) -> None:
+    def __init__(self, config: DrafterConfig, *, sampled: bool = False) -> None:
         super().__init__(config, sampled=sampled)
-        if markov_top_k is not None and config.markov is None:
-            raise ConfigError("markov_top_k: the drafter has no Markov head (markov_rank 0)")
-        self.markov_head = MarkovHead(config, markov_top_k) if config.markov else None
+        self.markov_head = MarkovHead(config) if config.markov else None
         self.confidence_head = ConfidenceHead(config) if config.confidence else None
 
     def propose(self, rows: Rows) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import ConfigError
 from glmspec.build.models.dflash import DFlash
 from glmspec.build.models.dflash2 import DFlash2
 from glmspec.build.models.dspark import DSpark
@@ -21,18 +20,11 @@ def model_of(
     *,
     hidden: bool = False,
     sampled: bool = False,
-    markov_top_k: int | None = None,
 ) -> Verifier | DFlash:
-    """The model tree of a config. taps, hidden: a verifier's further outputs. sampled: a drafter draws its drafts.
-    markov_top_k: a DSpark drafter's, see its `MarkovHead`. Raises `ConfigError` where it has no use for it."""
+    """The model tree of a config. taps, hidden: a verifier's further outputs. sampled: a drafter draws its drafts."""
     if isinstance(config, VerifierConfig):
         return Verifier(config, taps, hidden=hidden)
-    if markov_top_k is not None and config.kind != "dspark":
-        raise ConfigError(
-            f"markov_top_k: found {markov_top_k} for a {config.kind} drafter; DSpark alone has such a head."
-        )
-    more = {} if markov_top_k is None else {"markov_top_k": markov_top_k}
-    drafter = _DRAFTERS[config.kind](config, sampled=sampled, **more)
+    drafter = _DRAFTERS[config.kind](config, sampled=sampled)
     drafter.named()
     return drafter
 

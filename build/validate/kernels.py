@@ -12,7 +12,7 @@ from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault
 from glmspec.plugins.compiler import compile_variant, sources_digest, triton
 
-_ADVICE = "Report it, with your version of triton."
+_ADVICE = "Use --plugins off, and report it."
 _RECORD = {"registers", "sha256"}
 
 

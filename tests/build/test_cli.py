@@ -44,13 +44,19 @@ COMMANDS = {
         "--verifier", "--drafter", "--target", "-o --output", "--max-model-len", "--max-num-seqs",
         "--max-num-batched-tokens", "--dtype", "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype",
         "--max-cached-tokens", "--mtp", "--no-validate", "--from-bundle", "--num-speculative-tokens",
-        "--drafter-window", "--draft-sampling",
+        "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",
     },
     "validate": {
         "source", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--dtype",
         "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
         "--mtp", "--group-layers", "--cache", "--stage", "--json", "--junit", "--num-speculative-tokens",
-        "--drafter-window", "--draft-sampling",
+        "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",
+    },
+    "plugins": {
+        "--verifier", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens",
+        "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
+        "--mtp", "--num-speculative-tokens", "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",
+        "--dtype", "--op", "-o --output",
     },
     "generate": {"engines", "--input", "--prompt",
         "--chat", "--output", "--stats", "--max-tokens", *SAMPLING, *DRAFTING},
@@ -64,6 +70,7 @@ REQUIRED = {
     "verify": {"directory"},
     "engine": set(),  # checked by hand: --from-bundle needs none
     "validate": {"source"},
+    "plugins": set(),  # checked by hand, as `validate`'s --target
     "generate": {"engines", "max_tokens"},
     "repo": {"engines", "output"},
     "serve": {"repository"},

@@ -53,6 +53,7 @@ def test_what_tensorrt_is_told(tensorrt, name):  # noqa: F811
     layer = build(tensorrt, call(*tensors, **given, sm=SM), shapes)
 
     symbols = launch.symbols
+    made = compiled(variant_of(plugin, SM, launch.compute, symbols))
     told = [getattr(tensorrt.DataType, _DTYPES[one]) for one in plugin.dtypes("bfloat16")]
     assert layer.dtypes == told[len(known) :]
     assert [tuple(one.at(sizes) for one in shape) for shape in layer.shapes] == plugin.output_shapes(symbols)
@@ -63,7 +64,7 @@ def test_what_tensorrt_is_told(tensorrt, name):  # noqa: F811
     ]
     grid = [value(rule, symbols) for rule in plugin.grid]
     assert [one.at(sizes) for one in layer.grid] == grid + [1] * (3 - len(grid))
-    assert [one.at(sizes) for one in layer.block] == [32 * plugin.tile(SM)["WARPS"], 1, 1]
+    assert [one.at(sizes) for one in layer.block] == [32 * made.warps, 1, 1]
     assert [one.expr.at(sizes) for one in layer.scalars] == [symbols[one] for one in plugin.scalars]
     assert {one.dtype for one in layer.scalars} <= {tensorrt.PluginArgDataType.INT32}
 
@@ -72,7 +73,7 @@ def test_what_tensorrt_is_told(tensorrt, name):  # noqa: F811
     widths = [".u64"] * len(known) + [".u32"] * len(plugin.scalars) + [".u64"] * len(plugin.outputs)
     assert [line.split()[1] for line in declared] == widths
     assert ".target sm_100a" in ptx.decode()
-    assert layer.shared_memory.at(sizes) == compiled(variant_of(plugin, SM, launch.compute, symbols)).shared_memory
+    assert layer.shared_memory.at(sizes) == made.shared_memory
 
 
 @pytest.mark.parametrize("rule", ["N + 7", "7 + N", "N - 7", "N * 3", "3 * N", "N // 3", "cdiv(N, 8)", "N * N + 1"])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from support.cli import done
 from support.drafters import Converted, assert_close, draft, golden, load
+from support.models import ASSETS
 
 from glmspec.build.errors import ConfigError
 from glmspec.build.models.registry import model_of
+from glmspec.runtime.engine import Engine
+from glmspec.runtime.request import Request
 
 NAMES = ["dspark", "dspark without confidence", "dspark, fewer tokens", "dspark, not from the anchor"]
 REGIONS = pytest.mark.parametrize("regions", [True, False], ids=["ops", "layers"])
@@ -21,7 +27,7 @@ def converted(tmp_path_factory) -> Converted:
 def drafted(converted: Converted, name: str, top_k: int | None, regions: bool, noise: bool = False) -> dict:
     """A golden's blocks; noise: a greedy, a cool and a hot one."""
     config, tensors = converted(name)
-    tree = model_of(config, sampled=noise, markov_top_k=top_k)
+    tree = model_of(config.chosen(None, None, top_k), sampled=noise)
     g = torch.Generator().manual_seed(1)
     uniform = torch.rand(3, config.num_drafts, generator=g)
     more = {"draft_temperature": torch.tensor([0.0, 0.6, 1.7]), "draft_uniform": uniform} if noise else {}
@@ -74,14 +80,34 @@ def test_drafts_are_the_best_of_few_candidates(converted, name, regions):
 @pytest.mark.parametrize(
     ("name", "top_k", "reason"),
     [
-        ("dspark gated", 4, "gated head"),
-        ("dspark rnn", 4, "rnn head"),
+        ("dspark gated", 4, "gated Markov head"),
+        ("dspark rnn", 4, "rnn Markov head"),
         ("dspark", 0, "found 0"),
-        ("dspark", 65, "found 65, of 64"),
+        ("dspark", 65, "found 65 .*expected 1 to 64"),
         ("dspark without a Markov head", 4, "no Markov head"),
-        ("dflash2", 4, "a dflash2 drafter"),
+        ("dflash2", 4, "a dflash2 drafter with no Markov head"),
     ],
 )
 def test_what_has_no_such_walk_says_so(converted, name, top_k, reason):
-    with pytest.raises(ConfigError, match=f"markov_top_k: .*{reason}"):
-        model_of(converted(name)[0], markov_top_k=top_k)
+    with pytest.raises(ConfigError, match=f"--markov-top-k: .*{reason}"):
+        converted(name)[0].chosen(None, None, top_k)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "probabilistic"])
+def test_the_engine_answers_the_same(tmp_path, sampling):
+    """From the command line to tokens: drafts are other ones, the verifier's answers are not."""
+    common = ("engine", "--verifier", ASSETS / "tiny-verifier", "--target", "cpu", "--max-num-seqs", 2, "--no-validate")
+    done(*common, "-o", tmp_path / "plain")
+    drafters = ("--drafter", ASSETS / "tiny-dspark", "--drafter", ASSETS / "tiny-dflash2", "--markov-top-k", 4)
+    done(*common, *drafters, "--draft-sampling", sampling, "-o", tmp_path / "few")
+    request = Request(prompt_ids=tuple(b"The old man said"), max_tokens=24)
+    expected, _ = Engine(tmp_path / "plain", speculate=False).answer(request)
+    answer, stats = Engine(tmp_path / "few", "dspark").answer(request)
+    assert answer.tokens == expected.tokens and stats.num_accepted > 0
+    build = json.loads((tmp_path / "few" / "dspark" / "config.json").read_text())["build_config"]
+    assert build["markov_top_k"] == 4
+    law = {"columns": 4, "candidates": True} if sampling == "probabilistic" else None
+    assert build["law"] == law
+    assert (
+        json.loads((tmp_path / "few" / "dflash2" / "config.json").read_text())["build_config"]["markov_top_k"] is None
+    )
