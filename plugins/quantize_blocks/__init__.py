@@ -74,6 +74,7 @@ OP = Op(
     plugins=(QUANTIZE_BLOCKS,),
     tolerance={"float8_e4m3fn": 0.0, "float32": 0.0},
     real={"N": "9 * batch", "D": "6144"},
+    small={"N": "4"},
     uses={
         "": Use(),
         "query rank": Use(sizes={"D": "2048"}),
