@@ -35,7 +35,12 @@ def rounded(x_ND: Tensor, weight: Weight) -> Tensor:
     if format is None:
         return x_ND
     scale = weight.fields.get("input_scale")
-    if scale is not None and scale.rank:
+    if scale is None:  # then it is the same for all products of x
+        key = ("rounded", x_ND.trt.name, format)
+        if key not in x_ND.net.shared:
+            x_ND.net.shared[key] = rounding.native(x_ND, format=format)
+        return x_ND.net.shared[key]
+    if scale.rank:
         scale = ops.reduce(ops.reshape(scale, (-1,)), "MAX", 0, keep=False)
     return rounding.native(x_ND, scale, format=format)
 

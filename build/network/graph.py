@@ -100,6 +100,7 @@ class Network:
         self._region: int | None = None  # number of the open region
         self._counts: Counter[str] = Counter()
         self._constants: dict[tuple, Tensor] = {}
+        self.shared: dict[tuple, Tensor] = {}  # what several modules make of one tensor, made once
         self._arrays: list[np.ndarray] = []  # TensorRT reads a constant's memory at build time
 
     @property

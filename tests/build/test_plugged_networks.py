@@ -121,3 +121,14 @@ def test_on_is_refused_where_a_size_is_not_taken(monkeypatch):
     with pytest.raises(ConfigError, match=f"--plugins on: found sizes that plugins do not take; use auto. {reason}"):
         check_plugins(deployment, graphs)
     check_plugins(replace(deployment, plugins="auto"), graphs)
+
+
+def test_what_several_products_take_is_rounded_once():
+    """Queries, keys and latents are made of the same rows; TensorRT would launch a plugin for each."""
+    deployment = deployed(quant="fp8")
+    graph = graphs_of(deployment, backend())[0]
+    inputs = [
+        node.region["inputs"][0] for node in graph.nodes if node.region and node.region.get("op") == "quantize_blocks"
+    ]
+    layers = deployment.verifier.config.num_hidden_layers
+    assert len(set(inputs)) == len(inputs) >= 3 * layers
