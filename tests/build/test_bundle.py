@@ -18,10 +18,12 @@ from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
 from glmspec.build import bundle, machine
 from glmspec.build.configs.target import TARGETS
+from glmspec.build.deployment import Member
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.errors import EngineError, GlmspecError, MissingCapability
 from glmspec.build.machine import Machine
+from glmspec.build.models.acceptance import DraftLaw
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend
 from glmspec.build.verify import verify_folder
@@ -286,6 +288,14 @@ def test_a_changed_bundle_is_refused(with_kernels, tmp_path, tensorrt):
     target.write_text(target.read_text() + " ")
     with pytest.raises(EngineError, match=r"manifest\.json: changed"):
         bundle.finish(with_kernels, tmp_path / "e", Progress())
+
+
+def test_a_member_is_what_its_record_says(tmp_path):
+    """Every choice that its network was authored with."""
+    chosen = dict(taps=(1, 2), hidden=True, window="hf", drafts=3, sampled=True, source="hf", markov_top_k=5)
+    member = Member("dspark", tmp_path, None, q=DraftLaw(4, candidates=True), **chosen)
+    told = {"name": "dspark", "source": "hf", **json.loads(json.dumps(member.choices))}
+    assert bundle._member(told, tmp_path, None) == member
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
