@@ -30,10 +30,7 @@ from glmspec.plugins.variants import real_variants
 
 def full_model(target: Target, ops: Sequence[str] = ()) -> list[Variant]:
     """The kernels of the full model's sizes. ops: of these only. Raises `ConfigError` for a target without plugins."""
-    sm = target.compute_capability
-    if sm not in SMS:
-        able = ", ".join(one.name for one in TARGETS.values() if one.compute_capability in SMS)
-        raise ConfigError(f"--target: found {target.name}, which has no plugins, expected one of {able}.")
+    sm = _sm(target)
     able = [name for name, op in OPS.items() if op.plugged]
     for name in ops:
         if name not in able:
@@ -42,8 +39,16 @@ def full_model(target: Target, ops: Sequence[str] = ()) -> list[Variant]:
     return list(dict.fromkeys(variants))
 
 
+def _sm(target: Target) -> str:
+    if target.compute_capability not in SMS:
+        able = ", ".join(one.name for one in TARGETS.values() if one.compute_capability in SMS)
+        raise ConfigError(f"--target: found {target.name}, which has no plugins, expected one of {able}.")
+    return target.compute_capability
+
+
 def of_deployment(deployment: Deployment, progress: Progress) -> list[Variant]:
-    """The kernels that a deployment's networks use."""
+    """The kernels that a deployment's networks use. Raises `ConfigError` for a target without plugins."""
+    _sm(deployment.target)
     with progress.stage("Authoring the networks"):
         graphs = graphs_of(deployment, Case(deployment).backend)
         kernels = kernels_of(deployment, graphs)

@@ -362,6 +362,11 @@ def _open_drafters(folders: Sequence[Path], options: Options, config_only: bool)
         chosen = dict(window=window, drafts=drafts, markov_top_k=among)
         members.append(Member(name, folder, origin, **chosen, sampled=sampled))
         members[-1].config  # noqa: B018  (refuses what the drafter cannot)
+    if options.markov_top_k is not None and not any(one.markov_top_k for one in members):
+        raise ConfigError(
+            f"--markov-top-k: found {options.markov_top_k} and no drafter with a Markov head among "
+            f"{', '.join(one.name for one in members)}, expected one. Leave it out."
+        )
     return members
 
 

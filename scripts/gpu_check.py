@@ -2,9 +2,10 @@
 
 Needs torch, Triton and numpy, and neither TensorRT nor an installed glmspec. `scripts/gpu_check` starts it.
 
-For every op, use and batch: the chain of plugins is run and compared; then it, the reference as it is ("eager") and the
-reference under torch.compile are captured as CUDA graphs and timed by events, with the L2 cache overwritten before each
-run; the median counts. The floor is the time that the op's least bytes and flops take at the GPU's stated speed.
+For every op, use and batch: the chain of plugins is run and compared; then it and the reference as it is ("eager") are
+captured as CUDA graphs and timed by events, with the L2 cache overwritten before each run; the median counts. When all
+cases have that, the references under torch.compile are timed too, while there is time. The floor is the time that the
+op's least bytes and flops take at the stated speed of the GPU that engines are built for with this SM.
 
 --dry-run runs the same on a CPU in Triton's interpreter, with small sizes and without times.
 """
@@ -28,20 +29,23 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCHES = (32, 1)  # the one that goals are set for first: torch.compile may use up the time
-SECONDS = 420  # of the eight minutes that a lent GPU has, some go to its start
+SECONDS = 420  # a compilation that has begun takes up to a minute more
 RUNS, WARM = 30, 3
-SHARE = 0.01  # of whole numbers may differ on a GPU: bfloat16 sums in another order now and then choose another token
+SHARE = 0.01  # of blocks or rows may differ on a GPU: sums in another order now and then choose another token
+LATE = "compiled: no time left"
 FLUSH = 512 << 20  # bytes; more than any L2
 
 
 @dataclass
 class Row:
-    """One op in one use at one batch. Times in microseconds, None where not measured; share: of the floor."""
+    """One op in one use at one batch. compared: False where there is no verdict. Times in microseconds, None where not
+    measured; share: of the floor."""
 
     op: str
     use: str
     batch: int
     launches: int = 0
+    compared: bool = False
     wrong: str = ""
     floor: float | None = None
     plugins: float | None = None
@@ -92,6 +96,7 @@ def check(op: Any, use: Any, inputs: list[Any], sm: str, compute: str, row: Row)
     expected = expected if isinstance(expected, tuple) else (expected,)
     share = SHARE if expected[0].is_cuda else 0.0
     row.wrong = disagreement(op, found, expected, compute=compute, share=share)
+    row.compared = True
     if share and not row.wrong and (exactly := disagreement(op, found, expected, compute=compute)):
         row.notes.append(exactly)
 
@@ -124,16 +129,22 @@ def timed(work: Callable[[], Any], row: Row, what: str) -> float | None:
 
 
 def captured(work: Callable[[], Any]) -> Callable[[], None] | None:
-    """The work as one CUDA graph; None where it waits for the GPU half-way, which can't be captured."""
+    """The work as one CUDA graph; None where it waits for the GPU half-way, which can't be captured. That is found out
+    beforehand: a capture that fails leaves torch on the capture's stream, its memory held."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
     try:
+        torch.cuda.set_sync_debug_mode("error")
+        work()
+        torch.cuda.set_sync_debug_mode("default")
         with torch.cuda.graph(graph):
             work()
     except Exception:
         torch.cuda.synchronize()
         return None
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     return graph.replay
 
 
@@ -141,18 +152,19 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
 
 
-def measure(op: Any, use: Any, inputs: list[Any], sm: str, row: Row, deadline: float) -> None:
-    """Time the plugins, the reference, and the reference compiled while there is time."""
-    import torch
-
+def measure(op: Any, use: Any, inputs: list[Any], sm: str, row: Row) -> None:
+    """Time the plugins and the reference."""
     from glmspec.plugins.launch import Launcher
 
     run = Launcher(sm)
     row.plugins = timed(lambda: op.plugged(run, *inputs, **use.attributes), row, "plugins")
     row.eager = timed(lambda: op.reference(*inputs, **use.attributes), row, "eager")
-    if time.monotonic() > deadline:
-        row.notes.append("compiled: no time left")
-        return
+
+
+def measure_compiled(op: Any, use: Any, inputs: list[Any], row: Row) -> None:
+    """Time the reference under torch.compile."""
+    import torch
+
     torch._dynamo.reset()
     compiled = torch.compile(op.reference, dynamic=False)
     row.compiled = timed(lambda: compiled(*inputs, **use.attributes), row, "compiled")
@@ -188,45 +200,65 @@ def target_of(sm: str) -> Any:
 
 
 def this_sm() -> str:
-    """Like "SM90"; tile sizes of the nearest known one are used for others."""
+    """Like "SM90", whose tile sizes are used for unknown ones too."""
     import torch
 
     major, minor = torch.cuda.get_device_capability()
     return f"SM{major}{minor}"
 
 
-def run_all(wanted: argparse.Namespace) -> list[Row]:
-    """Every case. A case that fails is a row that says so."""
-    import torch
-
+def run_all(wanted: argparse.Namespace, keep: Callable[[list[Row]], None]) -> list[Row]:
+    """Every case: compared and timed, then the references compiled while there is time. A case that fails is a row that
+    says so. keep: told of all rows after each case."""
     from glmspec.plugins.compiler import SMS
 
     deadline = time.monotonic() + wanted.seconds
     found = "SM90" if wanted.dry_run else this_sm()
     sm, gpu = found if found in SMS else "SM90", target_of(found)
     device, compute = ("cpu", "float32") if wanted.dry_run else ("cuda", "bfloat16")
-    rows = []
-    for op, name, batch in cases(wanted.op, (2,) if wanted.dry_run else tuple(wanted.batch)):
-        row, use = Row(op.name, name, batch), op.uses[name]
-        rows.append(row)
-        sizes, inputs = small(op, use, batch) if wanted.dry_run else op.sizes(batch, use), None
-        try:
-            with torch.device(device):
-                inputs = inputs_of(op, use, sizes, compute, device)
-                check(op, use, inputs, sm, compute, row)
-                if not wanted.dry_run:
-                    row.floor = floor_of(op, sizes, gpu) if gpu else None
-                    measure(op, use, inputs, sm, row, deadline)
-        except torch.OutOfMemoryError:
-            row.notes.append("does not fit into this GPU's memory")
-        except Exception as error:
-            row.wrong = _first_line(error)
-            print(traceback.format_exc(), file=sys.stderr)
-        print(line(row), flush=True)
-        del inputs
+
+    def first(op: Any, use: Any, sizes: dict[str, int], row: Row) -> None:
+        inputs = inputs_of(op, use, sizes, compute, device)
+        check(op, use, inputs, sm, compute, row)
         if not wanted.dry_run:
-            torch.cuda.empty_cache()
+            row.floor = floor_of(op, sizes, gpu) if gpu else None
+            measure(op, use, inputs, sm, row)
+
+    def second(op: Any, use: Any, sizes: dict[str, int], row: Row) -> None:
+        measure_compiled(op, use, inputs_of(op, use, sizes, compute, device), row)
+
+    rows = []
+    todo = list(cases(wanted.op, (2,) if wanted.dry_run else tuple(wanted.batch)))
+    for work in (first,) if wanted.dry_run else (first, second):
+        for at, (op, name, batch) in enumerate(todo):
+            use = op.uses[name]
+            sizes = small(op, use, batch) if wanted.dry_run else op.sizes(batch, use)
+            if work is first:
+                rows.append(Row(op.name, name, batch))
+            elif time.monotonic() > deadline:
+                rows[at].notes.append(LATE)
+                continue
+            attempt(lambda: work(op, use, sizes, rows[at]), device, rows[at])  # noqa: B023  (called at once)
+            print(line(rows[at]), flush=True)
+            keep(rows)
+    keep(rows)
     return rows
+
+
+def attempt(work: Callable[[], None], device: str, row: Row) -> None:
+    """Do it on a device; what fails is noted."""
+    import torch
+
+    try:
+        with torch.device(device):
+            work()
+    except torch.OutOfMemoryError:
+        row.notes.append("does not fit into this GPU's memory")
+    except Exception as error:
+        row.wrong = _first_line(error)
+        print(traceback.format_exc(), file=sys.stderr)
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def small(op: Any, use: Any, batch: int) -> dict[str, int]:
@@ -242,7 +274,8 @@ def line(row: Row) -> str:
         f"{other / row.plugins:6.1f}x" if other and row.plugins else "      -" for other in (row.eager, row.compiled)
     ]
     name = f"{row.op} {row.use}".strip()
-    verdict = f"WRONG: {row.wrong}" if row.wrong else "; ".join(["agrees", *row.notes])
+    verdict = f"WRONG: {row.wrong}" if row.wrong else "agrees" if row.compared else "not compared"
+    verdict = "; ".join([verdict, *row.notes])
     numbers = f"{row.batch:4} {row.launches:3} {us(row.floor)} {us(row.plugins)} {share} {' '.join(faster)}"
     return f"{name:34} {numbers}  {verdict}"
 
@@ -260,26 +293,44 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file to write")
     wanted = parser.parse_args()
     wanted.batch = wanted.batch or list(BATCHES)
+    if min(wanted.batch) < 1:
+        parser.error(f"--batch: found {min(wanted.batch)}, expected 1 or more")
+    if wanted.json and not wanted.json.parent.is_dir():
+        parser.error(f"--json: found no folder {wanted.json.parent}, expected one. Make it first.")
     if wanted.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"
     find_glmspec()
     import torch
 
+    from glmspec.plugins import OPS
+
+    able = [name for name, op in OPS.items() if op.plugged]
+    for name in wanted.op:
+        if name not in able:
+            parser.error(f"--op: found {name}, expected one of {', '.join(able)}")
     if not wanted.dry_run and not torch.cuda.is_available():
         print("gpu_check: no CUDA GPU here. --dry-run runs it in Triton's interpreter.", file=sys.stderr)
         return 3
     where = machine(wanted.dry_run)
     print(", ".join(f"{key} {value}" for key, value in where.items()))
     print(HEAD)
-    rows = run_all(wanted)
-    if wanted.json:
-        record = {"machine": where, "rows": [{**asdict(row), "share": row.share} for row in rows]}
-        partial = wanted.json.with_name(f".{wanted.json.name}.partial")
-        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        partial.rename(wanted.json)
-    wrong = [row for row in rows if row.wrong]
-    print(f"{len(rows) - len(wrong)} of {len(rows)} agree")
-    return 1 if wrong or not rows else 0
+    rows = run_all(wanted, lambda rows: write(wanted.json, where, rows))
+    wrong, compared = [row for row in rows if row.wrong], [row for row in rows if row.compared]
+    left = f", {len(rows) - len(compared)} not compared" if len(compared) < len(rows) else ""
+    late = sum(LATE in row.notes for row in rows)
+    left += f", {late} references not compiled for want of time" if late else ""
+    print(f"{sum(not row.wrong for row in compared)} of {len(rows)} agree{left}")
+    return 1 if wrong or not compared else 0
+
+
+def write(path: Path | None, where: dict[str, Any], rows: list[Row]) -> None:
+    """What is known so far: a lent GPU may go before the end."""
+    if path is None:
+        return
+    record = {"machine": where, "rows": [{**asdict(row), "share": row.share} for row in rows]}
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    partial.rename(path)
 
 
 if __name__ == "__main__":

@@ -237,9 +237,9 @@ def plugged(
     """Three launches, or five where q is whole: see `reference`. Raises `NoPlugin`."""
     columns, candidates = run.shape(row_BQ)[1], run.shape(q_ZK)[1]
     if columns > ROWS_MOST:
-        raise NoPlugin(f"blocks of {columns} rows, expected at most {ROWS_MOST}")
+        raise NoPlugin(f"reject: blocks of {columns} rows, expected at most {ROWS_MOST}")
     if q_ids_ZK is not None and candidates > CANDIDATES_MOST:
-        raise NoPlugin(f"{candidates} candidates, expected at most {CANDIDATES_MOST}")
+        raise NoPlugin(f"reject: {candidates} candidates, expected at most {CANDIDATES_MOST}")
     bound_R, *stats = sample.laws(run, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
     law = (logits_RV, temperature_R, bound_R)
     blocks = (draft_R, q_row_R, row_BQ, count_B, accept_R)

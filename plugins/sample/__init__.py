@@ -48,7 +48,7 @@ def laws(run: Runs, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R) -> tupl
     its splits. Raises `NoPlugin` for a vocabulary of more splits than a program may hold."""
     vocabulary = run.shape(logits_RV)[1]
     if vocabulary > SPLITS_MOST * SPLIT:
-        raise NoPlugin(f"a vocabulary of {vocabulary}, expected at most {SPLITS_MOST * SPLIT}")
+        raise NoPlugin(f"sample, reject: a vocabulary of {vocabulary}, expected at most {SPLITS_MOST * SPLIT}")
     (bound_R,) = run(LEAST_LOGIT, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
     return bound_R, *run(ROW_STATS, logits_RV, temperature_R, bound_R)
 

@@ -18,10 +18,12 @@ from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
 from glmspec.build import bundle, machine
 from glmspec.build.configs.target import TARGETS
+from glmspec.build.deployment import Member
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.errors import EngineError, GlmspecError, MissingCapability
 from glmspec.build.machine import Machine
+from glmspec.build.models.acceptance import DraftLaw
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend
 from glmspec.build.verify import verify_folder
@@ -85,7 +87,7 @@ def tensorrt(monkeypatch):
     module = ModuleType("tensorrt")
     module.__dict__.update({name: value for name, value in vars(tensorrt_rtx).items() if not name.startswith("__")})
     module.__version__ = VERSION
-    module.PreviewFeature = SimpleNamespace(MULTIDEVICE_RUNTIME="multidevice")
+    module.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliased")  # as 11.4 has
     module.Builder = lambda logger: made.append(Recorder(logger)) or made[-1]
     stand_in = Backend(module)
     real = machine.backend
@@ -144,27 +146,25 @@ def test_finishing_asks_tensorrt_for_plans_and_nothing_else(source, tmp_path, te
     assert asked[:5] == [[]] * 5  # all contracts are compared before anything is compiled
     generation, context, *judges = asked[5:]
     assert generation == [
-        ("set_preview_feature", "multidevice", True),  # ranks talk to each other
         ("create_timing_cache", b""),
         ("set_timing_cache", "cache", False),
         ("profile", ((1,), (1,), (2,))),  # a token each of two sequences
         ("build", "verifier", 1, 6),  # TensorRT's own layer for the experts; two sums a layer, one more, one gather
     ]
     assert context == [
-        ("set_preview_feature", "multidevice", True),
         ("create_timing_cache", b"timings"),
         ("set_timing_cache", "cache", False),
         ("profile", ((1,), (1,), (64,))),
         ("build", "verifier", 0, 6),
     ]
     assert [calls[-1] for calls in judges] == [("build", name, 0, 0) for name in ("accept", "sample", "logprobs")]
-    assert all(call[0] != "set_preview_feature" for calls in judges for call in calls)  # on one rank
+    assert all(call[0] != "set_preview_feature" for calls in asked for call in calls)  # no plugins
     values = record(tmp_path / "engines")
     assert values["tensorrt"] == {"package": "tensorrt", "version": VERSION}
     assert (values["target"], values["compute_capability"]) == ("b200", "SM100")
     assert values["mapping"] == {"tp_size": 2, "moe_ep_size": 1}
     home = tmp_path / "engines" / "verifier"
-    assert (home / "generation.engine").read_bytes() == b"plan of verifier 5"
+    assert (home / "generation.engine").read_bytes() == b"plan of verifier 4"
     assert (home / "timing.cache").read_bytes() == b"timings"
     weights = record(home)["weights"]
     assert (home / weights["folder"]).resolve() == made.resolve() / "checkpoints" / "verifier"
@@ -177,7 +177,7 @@ def with_plugins(monkeypatch):
     asked: list[tuple] = []
     stands = networks_with_plugins(monkeypatch)
     module = next(stands)
-    module.PreviewFeature = SimpleNamespace(MULTIDEVICE_RUNTIME="multidevice", ALIASED_PLUGIN_IO_10_03="aliased")
+    module.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliased")
 
     class Builder(module.Builder):
         """Networks are authored for real, everything else is written down."""
@@ -286,6 +286,14 @@ def test_a_changed_bundle_is_refused(with_kernels, tmp_path, tensorrt):
     target.write_text(target.read_text() + " ")
     with pytest.raises(EngineError, match=r"manifest\.json: changed"):
         bundle.finish(with_kernels, tmp_path / "e", Progress())
+
+
+def test_a_member_is_what_its_record_says(tmp_path):
+    """Every choice that its network was authored with."""
+    chosen = dict(taps=(1, 2), hidden=True, window="hf", drafts=3, sampled=True, source="hf", markov_top_k=5)
+    member = Member("dspark", tmp_path, None, q=DraftLaw(4, candidates=True), **chosen)
+    told = {"name": "dspark", "source": "hf", **json.loads(json.dumps(member.choices))}
+    assert bundle._member(told, tmp_path, None) == member
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])

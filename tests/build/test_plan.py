@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from support.models import ASSETS, GOLDENS
 
+from glmspec.build import plan
 from glmspec.build.configs.limits import CONTEXT, EngineLimits, Ranges
 from glmspec.build.errors import NetworkError
 from glmspec.build.models.mtp import Mtp
@@ -169,3 +171,12 @@ def test_an_impossible_profile_is_an_error():
     net = toy(lambda x: x * 2.0, ("M", 4))
     with pytest.raises(NetworkError, match="toy"):
         build_plan(net, LIMITS.profiles(4096)[CONTEXT], "SM120")
+
+
+@pytest.mark.parametrize("names", [(), ("MULTIDEVICE_RUNTIME_10_16",)], ids=["TensorRT 11", "TensorRT 10.16"])
+def test_ranks_ask_for_collectives_where_they_are_a_preview(names):
+    asked = []
+    api = SimpleNamespace(PreviewFeature=SimpleNamespace(**dict.fromkeys(names, "collectives")))
+    net = SimpleNamespace(api=api, form=SimpleNamespace(mapping=SimpleNamespace(tp=2), plugins=""))
+    plan._aim(net, SimpleNamespace(set_preview_feature=lambda *call: asked.append(call)), "SM100")
+    assert asked == [("collectives", True)] * len(names)

@@ -16,8 +16,10 @@ from glmspec.build.errors import ConfigError, MissingCapability
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
 from glmspec.build.network.reader import Graph, read
 from glmspec.build.trt import Backend, backend
+from glmspec.plugins import OPS
 from glmspec.plugins.variants import network_variants, regions_of
 
+SPECS = {plugin.id: plugin for op in OPS.values() for plugin in op.plugins}
 DRAFTERS = ("tiny-dflash2", "tiny-dspark")
 
 
@@ -62,6 +64,11 @@ def test_every_region_that_has_plugins_gets_them(plugged, sampling):
                     assert set(made) >= {variant.plugin.id for variant in variants}
                     assert {node.kind for node in plugins} <= {"PLUGIN_V3", "SHUFFLE"} or not variants, head["op"]
                 changed |= bool(made)
+                for node in plugins:
+                    if node.kind == "PLUGIN_V3":
+                        spec = SPECS[node.attributes["id"]]
+                        assert node.attributes.keys() == {"id", "sm", *spec.attributes}
+                        assert node.attributes["sm"] == "SM100"
             assert changed == (one.content_hash() != other.content_hash())
 
 

@@ -12,6 +12,7 @@ from hashlib import sha256
 
 import pytest
 from support.cli import done, refused
+from support.models import ASSETS
 
 from glmspec.build.errors import MissingCapability, NetworkError
 from glmspec.plugins import OPS, compiler
@@ -213,12 +214,23 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("code", "arguments", "message"),
     [
+        (
+            1,
+            ("--target", "cpu", "--verifier", ASSETS / "tiny-verifier"),
+            "found cpu, which has no plugins, expected one",
+        ),
         (1, ("--target", "cpu"), "found cpu, which has no plugins, expected one of b200, b300, h200"),
         (1, ("--target", "b200", "--op", "moe"), "--op: found moe, expected one of accept, argmax"),
         (2, ("--target", "b200", "--tp", "8"), "leave other options out"),
         (2, (), "--target"),
     ],
-    ids=["no plugins there", "no plugin of that op", "sizes of nothing", "no target"],
+    ids=[
+        "no plugins there for a verifier",
+        "no plugins there",
+        "no plugin of that op",
+        "sizes of nothing",
+        "no target",
+    ],
 )
 def test_the_command_refuses(code, arguments, message):
     assert message in refused(code, "plugins", *arguments)

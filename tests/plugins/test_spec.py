@@ -86,3 +86,20 @@ def test_disagreements_are_told():
     assert "expected torch.float32[1, 1, 2]" in disagreement(op, [x.half()], [x])
     rows = torch.tensor([3, 4], dtype=torch.int32)
     assert disagreement(OPS["argmax"], [rows - 1], [rows]) == "index_N: 2 of 2 differ, the first at [0]: 2, expected 3"
+
+
+def test_few_blocks_may_take_other_tokens_where_that_is_allowed():
+    """What such a block holds besides is not compared; everything of the others is."""
+    op = OPS["markov_walk"]
+    ids, scores, embeddings = torch.arange(64, dtype=torch.int32).view(32, 2), torch.ones(32, 2), torch.ones(32, 2, 4)
+    other_ids, other_scores, other_embeddings = ids.clone(), scores.clone(), embeddings.clone()
+    other_ids[3, 1], other_scores[3], other_embeddings[3] = 99, 5.0, 7.0
+    found, expected = [other_ids, other_scores, other_embeddings], [ids, scores, embeddings]
+    assert "ids_BJ: 1 of 64 differ" in disagreement(op, found, expected)
+    assert disagreement(op, found, expected, share=0.01) == ""
+    other_scores[4, 0] = 5.0
+    assert "scores_BJ: off by" in disagreement(op, found, expected, share=0.01)
+    other_scores[4, 0], other_ids[4, 0] = 1.0, 99
+    assert "ids_BJ: 2 of 64 differ" in disagreement(op, found, expected, share=0.01)
+    one = [x[3:4] for x in found], [x[3:4] for x in expected]
+    assert "ids_BJ: 1 of 2 differ" in disagreement(op, *one, share=0.01)

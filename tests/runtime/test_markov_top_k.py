@@ -10,6 +10,8 @@ from support.cli import done
 from support.drafters import Converted, assert_close, draft, golden, load
 from support.models import ASSETS
 
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.deployment import Options, open_deployment
 from glmspec.build.errors import ConfigError
 from glmspec.build.models.registry import model_of
 from glmspec.runtime.engine import Engine
@@ -111,3 +113,8 @@ def test_the_engine_answers_the_same(tmp_path, sampling):
     assert (
         json.loads((tmp_path / "few" / "dflash2" / "config.json").read_text())["build_config"]["markov_top_k"] is None
     )
+
+
+def test_with_no_markov_head_anywhere_it_is_refused():
+    with pytest.raises(ConfigError, match="--markov-top-k: found 4 and no drafter with a Markov head among dflash2"):
+        open_deployment(ASSETS / "tiny-verifier", (ASSETS / "tiny-dflash2",), TARGETS["cpu"], Options(markov_top_k=4))
