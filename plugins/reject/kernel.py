@@ -226,7 +226,7 @@ def _last(
         shared_sk = tl.where((id_k // SPLIT)[None, :] == split_s[:, None], shared_k[None, :], 0.0)
         rest_s = tl.maximum(factor / total * part_s - tl.sum(shared_sk, 1), 0.0)
     from_rest = drafted & (tl.sum(rest_s, 0) > _NOTHING)
-    factor, less = tl.where(from_rest, factor, 1.0), tl.where(from_rest, 1.0, 0.0)
+    factor = tl.where(from_rest, factor, 1.0)
     split, left = passing(tl.where(from_rest, rest_s, part_s / total), split_s, u)
     column_c = tl.arange(0, SPLIT)
     token, tries = -1, 0
@@ -238,7 +238,7 @@ def _last(
             rest_c -= tl.load(q_ZK + q_row * K + here_c, mask=here_c < tl.where(from_rest, V, 0), other=0.0)
         else:
             for k in range(K):
-                held = less * tl.load(q_ZK + q_row * K + k)
+                held = tl.load(q_ZK + q_row * K + k, mask=from_rest, other=0.0)  # where no draft is it may be NaN
                 rest_c -= tl.where(here_c == tl.load(q_ids_ZK + q_row * K + k), held, 0.0)
         token = within(tl.maximum(rest_c, 0.0), here_c, left, V)
         split, left, tries = (split + 1) % S, 0.0, tries + 1

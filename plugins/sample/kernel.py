@@ -86,7 +86,8 @@ def _search(logits_V, low, largest, heat, rate, share, wanted, V: tl.constexpr, 
         low, high = _halved(low, high, cut4, tl.sum(above4_b, 0) >= wanted)
         width = (high - low) * 0.2
         cut1, cut2, cut3, cut4 = low + width, low + 2 * width, low + 3 * width, low + 4 * width
-    return tl.where(least > most, low, least)  # nothing lies in between where fewer than are wanted have any chance
+    # Nothing lies in between where fewer than are wanted have any chance; and above the largest where none is wanted.
+    return tl.minimum(tl.where(least > most, low, least), largest)
 
 
 @triton.jit

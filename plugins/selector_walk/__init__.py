@@ -169,7 +169,7 @@ CHOICE = Plugin(
     grid=("N",),
     tiles={"": {"FAN": 8, "PART": 8, "WIDTH": 128, "WARPS": 16}},
     bytes="N * (t * (G + K * FAN + K * WIDTH) + K * (4 + t))",
-    flops="N * (TOP * TOP + (KP * FAN) * (KP * FAN) + 2 * (KP * PART) * (KP * PART))",
+    flops="N * (TOP * TOP + KP * KP * (FAN * FAN + (WIDTH // PART) * (WIDTH // PART) + PART * PART))",
 )
 
 

@@ -165,7 +165,8 @@ def selector_walk_kernel(
         query_a = as_read(pred_a * projected_a.to(tl.float32), pred_CA)
         edge_k = as_read(tl.sum(succ_ka.to(tl.float32) * query_a[None, :], 1), pred_CA)
         score_k = as_read(unary_k.to(tl.float32) + edge_k, pred_CA)
-        score_k = tl.where(there_k, score_k, float("-inf"))
+        # A NaN is as little as -inf: with nothing else the chosen id would be none, whose row lies nowhere.
+        score_k = tl.where(there_k & (score_k == score_k), score_k, float("-inf"))
         best = tl.max(score_k, 0)
         first_k = (score_k == best) & there_k
         chosen = tl.min(tl.where(first_k, target_k, NO_ID), 0)

@@ -107,7 +107,7 @@ _SPLIT = dict(
     outputs={"out_NSHV": "float32", "peak_NSH": "float32", "mass_NSH": "float32"},
     attributes={"scale": float, "value_start": int},
     scalars=("S",),
-    grid=("cdiv(H, HEADS)", "N", "S"),
+    grid=("N * cdiv(H, HEADS)", "S"),  # tokens of a step may be more than an axis other than x has programs
     flops="2 * N * H * K * (D + V)",
 )
 _LATENTS = {"q_NHD": "T", "cache_X1PD": "T", "rows_NK": "int32", "visible_NK": "bool"}

@@ -38,9 +38,10 @@ def split_kernel(
     """Softmax over one split, unnormalized: sums of rows, the largest score (times log2 e) and the mass below it.
 
     One pass: a row is read once, for the score and for the sum. A split without a visible row gives 0, -inf and 0."""
-    token, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    groups: tl.constexpr = (H + HEADS - 1) // HEADS
+    token, split = (tl.program_id(0) // groups).to(tl.int64), tl.program_id(1)
     h, r, v, b = tl.arange(0, HEADS), tl.arange(0, RP), tl.arange(0, VP), tl.arange(0, BLOCK)
-    head_h = tl.program_id(0) * HEADS + h
+    head_h = tl.program_id(0) % groups * HEADS + h
     here_h, here_r, here_v = head_h < H, r < value_start, v < V
     q_hd = q_NHD + token * H * D + head_h[:, None] * D
     q_hr = tl.load(q_hd + r[None, :], mask=here_h[:, None] & here_r[None, :], other=0.0)

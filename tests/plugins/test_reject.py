@@ -137,6 +137,13 @@ def emptied() -> Case:
     return Case("reject", inputs)
 
 
+def without_drafts() -> Case:
+    """What stands in q where no draft is does not count, not even NaN."""
+    alone = case(7, 1, 0, 24, 3, settings=SETTINGS[1:2])
+    alone.inputs[12] = torch.full_like(alone.inputs[12], math.nan)
+    return alone
+
+
 def made(sizes: dict[str, int], seed: int, use: str = "") -> Case:
     return beside(example("reject", sizes, use=use, seed=seed))
 
@@ -152,6 +159,7 @@ MAKERS = {
     ),
     "the most rows and candidates": partial(case, 6, 1, 15, 100, 64, settings=SETTINGS[1:2]),
     "blocks of an anchor alone": partial(case, 7, 3, 0, 24, 3),
+    "no drafts, and a q of NaN": without_drafts,
     "candidates of all that stays": partial(case, 8, 5, 2, 24, 8, settings=[(1.0, 6, 1.0, 0.0)]),
     "the op's example": partial(made, {"B": 4, "Q": 3, "R": 12, "V": 40, "Z": 8, "K": 6}, 2),
     "the op's example, whole": partial(made, {"B": 2, "Q": 3, "R": 6, "V": 40, "Z": 4, "K": 40}, 3, "whole"),

@@ -101,6 +101,7 @@ def cases() -> dict[str, Case]:
         "a heat below rounding": case(
             torch.tensor([[1e4, 1e4 + 2**-10, 1e4 - 2**-10]]), [(4e-4, 0, 0.5, 0.0)], torch.tensor([0.05])
         ),
+        "a top-p that float32 takes for 0": case(logits("random", 2, 40), [(1.0, 0, 0.0, 0.0), (2.0, 5, 0.0, 0.1)]),
         "the op's example": example("sample", {"R": 4, "V": 50}, seed=1),
     }
     made["three splits"].inputs[0][0, [5000, 8200]] = 30.0  # a greedy row's best, twice, not in the first split

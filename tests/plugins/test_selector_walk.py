@@ -81,7 +81,7 @@ CASES = cases()
 
 @pytest.fixture(scope="module")
 def interpreted():
-    return interpret({**CASES, "law": LAW})
+    return interpret({**CASES, "law": LAW, "no number": nan_case()})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,6 +108,23 @@ def test_drafts_follow_their_law(interpreted):
     assert int(found_K.sum()) == 40
     assert (found_K - 40 * laws_BJK[0, 0]).abs().max() <= 1.0
     assert (found_K > 2).sum() >= 3
+
+
+def nan_case() -> Case:
+    """A block without a number among its scores, beside a sound one."""
+    case = walk("nan", k=4, V=200, J=2)
+    case.inputs[1][1] = float("nan")
+    return case
+
+
+def test_scores_that_are_no_numbers_lead_to_a_candidate(interpreted):
+    """To an id beyond the codebook's rows they would stop the whole process."""
+    case = nan_case()
+    ids_BJ, scores_BJ, margins_BJ = interpreted["no number"].outputs
+    case.inputs = [x[:1] if len(x) == len(ids_BJ) else x for x in case.inputs]
+    assert_agree(case, (ids_BJ[:1], scores_BJ[:1], margins_BJ[:1]), reference(case))
+    found_JK = case.inputs[0].new_tensor(nan_case().inputs[0][1].topk(4).indices.tolist())
+    assert (ids_BJ[1].unsqueeze(1) == found_JK).any(1).all()
 
 
 def test_the_cases_are_few_programs(interpreted):

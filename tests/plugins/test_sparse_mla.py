@@ -13,8 +13,9 @@ from support.compiled import assert_compiles
 from support.faces import PROGRAMS, Case, assert_agree, example, interpret, reference
 
 from glmspec.plugins.launch import Launcher
-from glmspec.plugins.sparse_mla import plugged
-from glmspec.plugins.spec import NoPlugin
+from glmspec.plugins.sparse_mla import OP, plugged
+from glmspec.plugins.spec import NoPlugin, value
+from glmspec.plugins.variants import Recorder, shaped
 
 HALF = torch.float16
 SMALL = {"N": 2, "H": 3, "D": 12, "K": 70, "P": 4, "X": 30}  # three splits of a tile each
@@ -124,6 +125,16 @@ def test_what_the_plugins_do_not_take(use, changed, told):
     inputs = made.inputs[: changed.get("inputs")] + ([torch.ones(1)] if changed.get("scale") else [])
     with pytest.raises(NoPlugin, match=told):
         plugged(Launcher(), *inputs, **made.attributes)
+
+
+@pytest.mark.parametrize("use", OP.uses)
+def test_a_step_may_have_more_tokens_than_most_axes_have_programs(use):
+    recorder, used = Recorder("SM90"), OP.uses[use]
+    inputs = shaped(OP, used, OP.sizes(1, used) | {"N": 100_000}, "bfloat16")
+    plugged(recorder, *inputs, **used.attributes)
+    for launch in recorder.launches:
+        _, *others = (value(rule, launch.symbols) for rule in launch.plugin.grid)
+        assert all(programs < 2**16 for programs in others)
 
 
 def test_the_cases_are_few_programs(interpreted):
