@@ -221,8 +221,12 @@ def plugins(
     """Compile the plugins' kernels for a target. Needs Triton, no GPU; fails when one spills or passes its limits."""
     if target is None:
         raise click.UsageError("Missing option '--target'.")
-    if verifier is None and (drafters or config_only or any(value not in _UNSAID for value in sizes.values())):
-        raise click.UsageError("sizes are those of the full model without --verifier: leave other options out")
+    given = {"drafter": drafters, "config_only": config_only, **sizes}
+    named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in _UNSAID]
+    if verifier is None and named:
+        raise click.UsageError(
+            f"{', '.join(named)}: of use with --verifier only; sizes are the full model's without it"
+        )
     if verifier and ops:
         raise click.UsageError("--verifier and --op exclude each other")
     from glmspec.build.compile_plugins import compile_plugins, full_model, of_deployment

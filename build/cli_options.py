@@ -38,8 +38,8 @@ def sizes(command: Any) -> Any:
         click.option("--num-speculative-tokens", type=click.IntRange(1),
                      help="Drafts of a block. Default: what each drafter's checkpoint allows; 3 of the MTP module."),
         click.option("--markov-top-k", type=click.IntRange(1), metavar="K",
-                     help="Drafts of a vanilla Markov head are among the K best logits of their row: less to read, and "
-                          "now and then another draft. Default: any token."),
+                     help="Drafts of a vanilla Markov head are among the K best logits of their row: less to read for "
+                          "each, fewer that stand. Default: any token."),
         click.option("--drafter-window", type=click.Choice(["anchored", "relative"]),
                      help="What sliding layers of drafters see: the same for all rows of a block, or relative to each. "
                           "Default: as the checkpoint's format is trained."),

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from glmspec.build.configs.target import TARGETS, Target
-from glmspec.build.deployment import Deployment
+from glmspec.build.deployment import PLUGINS_OFF, Deployment
 from glmspec.build.errors import ConfigError
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
 from glmspec.build.progress import Progress
 from glmspec.build.validate.case import Case
-from glmspec.convert.files import KERNELS, new_folder, producer, refuse_to_replace, write_json
+from glmspec.convert.files import KERNELS, new_folder, producer, write_json
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import SMS, Compiled, Variant, compile_all, write_compiled
 from glmspec.plugins.spec import COMPUTE
@@ -49,6 +49,8 @@ def _sm(target: Target) -> str:
 def of_deployment(deployment: Deployment, progress: Progress) -> list[Variant]:
     """The kernels that a deployment's networks use. Raises `ConfigError` for a target without plugins."""
     _sm(deployment.target)
+    if deployment.plugins == PLUGINS_OFF:
+        raise ConfigError("--plugins: found off, expected auto or on: there is nothing to compile without plugins.")
     with progress.stage("Authoring the networks"):
         graphs = graphs_of(deployment, Case(deployment).backend)
         kernels = kernels_of(deployment, graphs)
@@ -60,27 +62,43 @@ def of_deployment(deployment: Deployment, progress: Progress) -> list[Variant]:
 
 def compile_plugins(variants: Sequence[Variant], target: Target, out: Path | None, progress: Progress) -> None:
     """Compile, show a table, and write a folder if asked to. Raises `NetworkError` with all that is wrong."""
-    if out is not None:
-        refuse_to_replace(out, KERNELS)
+    if out is None:
+        _compile(variants, target, progress)
+        return
+    with new_folder(out, KERNELS) as folder:
+        write_compiled(folder, target.compute_capability, _compile(variants, target, progress))
+        write_json(folder / "config.json", {"producer": producer(KERNELS), "kernels_for": target.name})
+
+
+def _compile(variants: Sequence[Variant], target: Target, progress: Progress) -> list[Compiled]:
     sm = target.compute_capability
     with progress.steps(f"Compiling for {sm}", len(variants)) as advance:
         made = compile_all(variants, lambda one: (progress.doing(one.plugin.name), advance(one.name)))
     Console().print(_table(sm, made))
-    if out is not None:
-        with new_folder(out, KERNELS) as folder:
-            write_compiled(folder, sm, made)
-            write_json(folder / "config.json", {"producer": producer(KERNELS), "kernels_for": target.name})
+    return made
 
 
 def _table(sm: str, made: Sequence[Compiled]) -> Table:
     table = Table(title=f"Kernels for {sm}: none spills", title_justify="left")
     table.add_column("plugin", no_wrap=True)
-    table.add_column("dtype", no_wrap=True)
-    for name in ("registers", "shared memory", "warps", "cubin bytes"):
-        table.add_column(name, justify="right")
+    table.add_column("for", overflow="fold")
+    for name in ("registers", "shared", "warps"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in made:
-        plugin = one.variant.plugin
-        dtype = one.variant.compute if COMPUTE in (*plugin.inputs.values(), *plugin.outputs.values()) else "-"
-        row = (one.registers, one.shared_memory, one.warps, len(one.cubin))
-        table.add_row(plugin.id, dtype, *(f"{cell:,}" for cell in row))
+        row = (one.registers, one.shared_memory, one.warps)
+        table.add_row(one.variant.plugin.id, _told_apart(one, made), *(f"{cell:,}" for cell in row))
     return table
+
+
+def _told_apart(one: Compiled, made: Sequence[Compiled]) -> str:
+    """What tells a kernel from others of its plugin: its dtype, and the constants that differ and are not derived."""
+    plugin, compute = one.variant.plugin, one.variant.compute
+    others = [dict(other.variant.constants) for other in made if other.variant.plugin is plugin]
+    mine = dict(one.variant.constants)
+
+    def differs(name: str) -> bool:
+        return name not in plugin.sizes and any(other.get(name) != mine[name] for other in others)
+
+    words = [compute] if COMPUTE in (*plugin.inputs.values(), *plugin.outputs.values()) else []
+    words += [f"{name} {size}" for name, size in mine.items() if differs(name)]
+    return ", ".join(words) or "-"

@@ -30,7 +30,7 @@ def show(folder: Path) -> None:
     elif "engines" in record:
         _show_repository(console, folder, record)
     elif "kernels_for" in record:
-        _show_kernels(console, folder, record)
+        _show_kernels(console, folder, record["kernels_for"])
     else:
         raise GlmspecError(
             f"{folder}: not a converted checkpoint, engine directory, engine bundle, kernel folder or model repository "
@@ -44,8 +44,12 @@ def _show_bundle(console: Console, folder: Path, record: dict[str, Any]) -> None
     for one in record["members"]:
         table.add_row(one["name"], one["source"], one["weights"]["folder"], one["weights"]["sha256"][:16])
     console.print(table)
-    for label, name in (("kernels", "plugins/manifest.json"), ("validation", "validation.json")):
-        console.print(f"{label}: {name if (folder / name).exists() else 'none'}", markup=False)
+    console.print(f"validation: {'validation.json' if (folder / 'validation.json').exists() else 'none'}", markup=False)
+    if record["kernels"]:
+        _show_kernels(console, folder / record["kernels"], record["target"])
+    else:
+        why = "compiled when it is finished, by Triton there" if record["plugins"] != "off" else "plugins are off"
+        console.print(f"kernels: none ({why})", markup=False)
     console.print(f"to finish it: {record['finish']}", markup=False)
 
 
@@ -80,6 +84,7 @@ def _show_engines(console: Console, folder: Path, directory: EngineDirectory) ->
 def _drafting(build: dict[str, Any]) -> str:
     """How a drafter drafts, in a few words."""
     words = f"{build['num_drafts']} drafts a step{', drawn' if build['sampled'] else ''}"
+    words += f", among the {build['markov_top_k']} best logits" if build["markov_top_k"] else ""
     return words + (f", {build['drafter_window']} window" if build["drafter_window"] else "")
 
 
@@ -101,16 +106,15 @@ def _show_repository(console: Console, folder: Path, record: dict[str, Any]) -> 
             console.print(f"{key}: {value.string_value or '-'}", markup=False)
 
 
-def _show_kernels(console: Console, folder: Path, record: dict[str, Any]) -> None:
+def _show_kernels(console: Console, folder: Path, target: str) -> None:
     manifest = read_json(folder / "manifest.json")
     place, triton = escape(str(folder)), manifest["triton"]
-    console.print(f"[bold]{place}[/bold]: kernels for {record['kernels_for']} ({manifest['sm']}), by Triton {triton}")
-    table = _table("Plugins", "name", "constants", "grid", "warps", "registers", "shared memory")
+    console.print(f"[bold]{place}[/bold]: kernels for {target} ({manifest['sm']}), by Triton {triton}")
+    table = _table("Plugins", "name", "file", "registers", "shared", "warps", "grid")
     for one in manifest["plugins"]:
-        constants = ", ".join(f"{key} {value}" for key, value in one["constants"].items())
-        launch = one["launch"]
-        numbers = (launch["warps"], one["registers"], one["shared_memory"])
-        table.add_row(one["name"], constants, ", ".join(launch["grid"]), *(f"{number:,}" for number in numbers))
+        numbers = (one["registers"], one["shared_memory"], one["launch"]["warps"])
+        grid = ", ".join(one["launch"]["grid"])
+        table.add_row(one["name"], one["file"].split(".")[-2], *(f"{number:,}" for number in numbers), grid)
     console.print(table)
 
 

@@ -244,7 +244,7 @@ def _compile(variant: Variant, warps: int, stages: int) -> Compiled:
     function = kernel_of(variant.plugin)
     where = f"plugin {variant.name} on {variant.sm}"
     if not isinstance(function, JITFunction):
-        raise NetworkError(f"{where}: is interpreted, and cannot be compiled. Unset TRITON_INTERPRET.")
+        raise MissingCapability("Triton interprets kernels here and cannot compile them. Unset TRITON_INTERPRET.")
     arch, ptx_version = SMS[variant.sm]
     constants, parameters = dict(variant.constants), variant.parameters
     kinds = {name: "constexpr" if name in constants else parameters[name] for name in function.arg_names}

@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -299,10 +300,18 @@ def main() -> int:
         parser.error(f"--json: found no folder {wanted.json.parent}, expected one. Make it first.")
     if wanted.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"
+        warnings.filterwarnings("ignore", module="triton.runtime.interpreter")  # log(0) on the way to a cutoff of none
     find_glmspec()
-    import torch
+    try:
+        import torch
+        import triton  # noqa: F401
 
-    from glmspec.plugins import OPS
+        from glmspec.plugins import OPS
+    except ImportError as error:
+        print(
+            f"gpu_check: {error}. This python needs torch, Triton and numpy; PYTHON chooses another.", file=sys.stderr
+        )
+        return 3
 
     able = [name for name, op in OPS.items() if op.plugged]
     for name in wanted.op:

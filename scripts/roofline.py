@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from glmspec.build.configs.target import TARGETS
@@ -19,6 +20,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "roofline.md"
 BATCHES = (1, 8, 32, 128)
 GPUS = {"B200, B300": ("b200", "b300"), "H200": ("h200",)}  # those of one column state the same speeds
 COMPUTE = "bfloat16"
+_COLUMNS = " | ".join(f"{name} floor us | design us" for name in GPUS)
 LAUNCH = 1.5  # microseconds from one launch to the next inside an engine, an assumption
 
 HEAD = f"""# What the special ops cost
@@ -31,8 +33,15 @@ Written by `scripts/roofline.py` from the rules in `plugins/`, at the full model
 * **design**: what the plugins move at the same speed, and {LAUNCH} us a launch. **x floor** compares the two; "launch"
   where the floor is less than a launch takes.
 
-What a launch reads twice out of L2 counts twice. Ops without plugins are at the end, with the reason.
+What must be read for every dependent step (W2 for every draft of a `markov_walk`) or by every token (the rows of
+`sparse_mla`, of which a block's tokens share many) counts every time; an L2 cache may make it less. Under each op: its
+sizes, in the letters of its tensors (`batch` sequences), and what a use changes. Contexts are 131,072 tokens for the
+indexer, 8,192 for a drafter's full attention, a window of 2,048 for rings; heads are those of a rank of eight. Some rows
+are more than a GPU holds. Ops without plugins are at the end, with the reason.
 """
+# How often a verifier's step of blocks runs them: 78 layers, of which 21 have an indexer and 75 experts.
+STEP = {"sparse_mla": 78, "kv_append": 78, "kv_append index keys": 21, "index_topk": 21, "lowest_topk": 75, "argmax": 1,
+        "accept": 1}  # fmt: skip
 
 
 def main() -> int:
@@ -43,7 +52,7 @@ def main() -> int:
     text = page()
     if wanted.check:
         same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
-        print(f"{PAGE.name}: {'up to date' if same else 'not what the rules say; run scripts/roofline.py'}")
+        print(f"{PAGE.name}: {'up to date' if same else 'not what the rules say; run python scripts/roofline.py'}")
         return 0 if same else 1
     PAGE.write_text(text, encoding="utf-8")
     print(PAGE)
@@ -53,8 +62,8 @@ def main() -> int:
 def page() -> str:
     """The whole page."""
     parts = [HEAD.format(speeds="; ".join(f"{name}: {_speed(*_stated(name))}" for name in GPUS))]
-    plugged = [op for op in OPS.values() if op.plugged]
-    parts += [_section(op) for op in plugged]
+    parts.append(_step())
+    parts += [_section(op) for op in OPS.values() if op.plugged]
     parts.append("## Ops without plugins\n\n| op | TensorRT's layers are enough because |\n|---|---|")
     parts += [f"| `{op.name}` | {op.native} |" for op in OPS.values() if not op.plugged]
     return "\n".join(parts) + "\n"
@@ -70,10 +79,63 @@ def _speed(bandwidth: float, flops: float) -> str:
     return f"{bandwidth / 1e12:g} TB/s, {flops / 1e15:g} PFLOP/s"
 
 
+def _step() -> str:
+    """A whole step of the verifier, of blocks in greedy decoding: every op as often as it runs."""
+    times = ", ".join(f"{name} {count}" for name, count in STEP.items())
+    lines = ["## A step of the verifier\n", f"Times each: {times}.\n", f"| seqs | {_COLUMNS} |"]
+    lines.append("|---:|" + "---:|" * (2 * len(GPUS)))
+    for batch in BATCHES:
+        cells = []
+        for column in GPUS:
+            floor = design = 0.0
+            for name, count in STEP.items():
+                op, _, use = name.partition(" ")
+                one = _times(OPS[op], OPS[op].uses[use], batch, column)
+                floor, design = floor + count * one.floor, design + count * one.design
+            cells.append(f"{floor:,.0f} | {design:,.0f}")
+        lines.append(f"| {batch} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds of an op on a GPU, and what its plugins move in how many launches."""
+
+    floor: float
+    design: float
+    moved: int
+    launches: int
+
+
+def _times(op: Op, use: Use, batch: int, column: str) -> Times:
+    (bandwidth, peak), sizes = _stated(column), op.sizes(batch, use)
+    size, flops = op.cost(sizes, COMPUTE)
+    run = Recorder(TARGETS[GPUS[column][0]].compute_capability)
+    op.plugged(run, *shaped(op, use, sizes, COMPUTE), **use.attributes)
+    costs = [launch.cost for launch in run.launches]
+    design = sum(1e6 * max(moved / bandwidth, done / peak) + LAUNCH for moved, done in costs)
+    return Times(1e6 * max(size / bandwidth, flops / peak), design, sum(moved for moved, _ in costs), len(costs))
+
+
+def _legend(op: Op) -> str:
+    """The sizes, and what each use changes of them."""
+    words = [", ".join(f"{name} {rule}" for name, rule in op.real.items())]
+    for name, use in op.uses.items():
+        changed = [f"{size} {rule}" for size, rule in use.sizes.items()]
+        changed += [f"{key} {value}" for key, value in use.attributes.items() if key not in ("k", "given")]
+        if name and changed:
+            words.append(f"{name}: {', '.join(changed)}")
+    return "; ".join(words).replace("_", ",") + "."
+
+
 def _section(op: Op) -> str:
     """One op: a table over uses and batches."""
     names = " | ".join(f"{name} floor us | design us | x floor" for name in GPUS)
-    lines = [f"## {op.name}\n", f"| use | seqs | bytes | flops | launches | design bytes | {names} |"]
+    lines = [
+        f"## {op.name}\n",
+        f"{_legend(op)}\n",
+        f"| use | seqs | bytes | flops | launches | design bytes | {names} |",
+    ]
     lines.append("|---|" + "---:|" * (5 + 3 * len(GPUS)))
     for name, use in op.uses.items():
         lines += [_row(op, name, use, batch) for batch in BATCHES]
@@ -81,19 +143,13 @@ def _section(op: Op) -> str:
 
 
 def _row(op: Op, name: str, use: Use, batch: int) -> str:
-    sizes = op.sizes(batch, use)
-    size, flops = op.cost(sizes, COMPUTE)
+    size, flops = op.cost(op.sizes(batch, use), COMPUTE)
     cells = []
-    for column, gpus in GPUS.items():
-        bandwidth, peak = _stated(column)
-        run = Recorder(TARGETS[gpus[0]].compute_capability)
-        op.plugged(run, *shaped(op, use, sizes, COMPUTE), **use.attributes)
-        costs = [launch.cost for launch in run.launches]
-        floor = 1e6 * max(size / bandwidth, flops / peak)
-        design = sum(1e6 * max(moved / bandwidth, done / peak) + LAUNCH for moved, done in costs)
-        cells.append(f"{floor:.2f} | {design:.1f} | {'launch' if floor < LAUNCH else f'{design / floor:.1f}'}")
-        moved = sum(cost[0] for cost in costs)
-    head = f"| {name or '-'} | {batch} | {_short(size)} | {_short(flops)} | {len(costs)} | {_short(moved)} |"
+    for column in GPUS:
+        one = _times(op, use, batch, column)
+        ratio = "launch" if one.floor < LAUNCH else f"{one.design / one.floor:.1f}"
+        cells.append(f"{one.floor:.2f} | {one.design:.1f} | {ratio}")
+    head = f"| {name or '-'} | {batch} | {_short(size)} | {_short(flops)} | {one.launches} | {_short(one.moved)} |"
     return f"{head} {' | '.join(cells)} |"
 
 

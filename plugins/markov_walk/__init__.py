@@ -329,6 +329,7 @@ def _use(head: str, *, offset: bool = False, drawn: bool = False) -> Use:
     names = (PARTS if head != "vanilla" else ()) + ("offset_V",) * offset + (NOISE if drawn else ())
     given = [name.rpartition("_")[0] for name in names]
     sizes = {"vanilla": {}, "gated": {"F": "A", "H": "A"}, "rnn": {"F": "3 * A", "H": "2 * A"}}[head]
+    sizes |= {"V": "32_000"} if offset else {}
     return Use({"head": head, "given": given, "margins": True}, names, sizes)
 
 

@@ -197,6 +197,7 @@ OUTPUTS = {"ids_BJ": "int32", "scores_BJ": "T", "margins_BJ": "float32"}
 LAWS = {"targets_BJK": "int32", "laws_BJK": "float32"}
 WALKS = {(offset, drawn): _walk(offset, drawn) for offset in (False, True) for drawn in (False, True)}
 NOISE = ("temperature_B", "uniform_BJ")
+REDUCED = {"V": "32_000"}  # tokens of a reduced draft vocabulary
 OP = Op(
     name="selector_walk",
     inputs={"logits_BJV": "T", "projected_BJA": "T", "anchor_B": "int32", "pred_CA": "T", "succ_VA": "T"},
@@ -211,8 +212,8 @@ OP = Op(
     uses={
         "": Use({"k": 16, "given": []}),
         "drawn": Use({"k": 16, "given": ["temperature", "uniform"]}, NOISE),
-        "reduced": Use({"k": 16, "given": ["offset"]}, ("offset_V",)),
-        "reduced, drawn": Use({"k": 16, "given": ["offset", "temperature", "uniform"]}, ("offset_V", *NOISE)),
+        "reduced": Use({"k": 16, "given": ["offset"]}, ("offset_V",), REDUCED),
+        "reduced, drawn": Use({"k": 16, "given": ["offset", "temperature", "uniform"]}, ("offset_V", *NOISE), REDUCED),
     },
     run_time="B",
     bytes="t * B * J * (V + 2 * A + K * A + 1) + 8 * B * J",
