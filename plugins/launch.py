@@ -54,7 +54,7 @@ class Launcher:
             arguments |= dict(zip(plugin.outputs, outputs, strict=True))
             options = {"num_warps": tile["WARPS"], "num_stages": tile.get("STAGES", 2), "enable_fp_fusion": False}
             kernel_of(plugin)[grid](**arguments, **dict(variant.constants), **options)
-            self._check_guards(plugin)
+        self._check_guards(plugin)
         return tuple(outputs)
 
     def reshape(self, x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:

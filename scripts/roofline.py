@@ -36,8 +36,8 @@ Written by `scripts/roofline.py` from the rules in `plugins/`, at the full model
 What must be read for every dependent step (W2 for every draft of a `markov_walk`) or by every token (the rows of
 `sparse_mla`, of which a block's tokens share many) counts every time; an L2 cache may make it less. Under each op: its
 sizes, in the letters of its tensors (`batch` sequences), and what a use changes. Contexts are 131,072 tokens for the
-indexer, 8,192 for a drafter's full attention, a window of 2,048 for rings; heads are those of a rank of eight. Some rows
-are more than a GPU holds. Ops without plugins are at the end, with the reason.
+indexer, 8,192 for a drafter's full attention, a window of 2,048 for rings; heads are those of a rank of eight. Some
+rows are more than a GPU holds. Ops without plugins are at the end, with the reason.
 """
 # How often a verifier's step of blocks runs them: 78 layers, of which 21 have an indexer and 75 experts.
 STEP = {"sparse_mla": 78, "kv_append": 78, "kv_append index keys": 21, "index_topk": 21, "lowest_topk": 75, "argmax": 1,

@@ -12,9 +12,11 @@ from support.tensorrt_stand_in import networks_with_plugins
 from glmspec.build import kernels
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Deployment, Options, open_deployment
+from glmspec.build.engine import build_engines
 from glmspec.build.errors import ConfigError, MissingCapability
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
 from glmspec.build.network.reader import Graph, read
+from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend, backend
 from glmspec.plugins import OPS
 from glmspec.plugins.variants import network_variants, regions_of
@@ -139,3 +141,11 @@ def test_what_several_products_take_is_rounded_once():
     ]
     layers = deployment.verifier.config.num_hidden_layers
     assert len(set(inputs)) == len(inputs) >= 3 * layers
+
+
+def test_engine_refuses_it_before_anything_is_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernels, "network_variants", lambda regions, sm: ([], ["argmax: made up"]))
+    with pytest.raises(ConfigError, match="--plugins on: found sizes that plugins do not take; use auto"):
+        options = Options(plugins="on", max_model_len=128)
+        build_engines(ASSETS / "tiny-verifier", (), TARGETS["b200"], options, tmp_path / "e", Progress(), check=False)
+    assert not list(tmp_path.iterdir())

@@ -27,6 +27,7 @@ from glmspec.build.network import ops, shards
 from glmspec.build.network.reader import Graph, Node, Value
 from glmspec.build.progress import Progress
 from glmspec.build.validate import coverage, tensorrt_limits
+from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault, Outcome, Report
 from glmspec.build.validate.run import NAMES, Wanted, refuse_failures, validate_source
 from glmspec.convert.conversion import Options as Conversions
@@ -444,13 +445,34 @@ def test_every_rank_s_files_are_looked_at(folder, tmp_path):
     assert failed(report) == ["weights"] and "rank 1" in told(report) and "rank 0" not in told(report)
 
 
-def test_kernels_that_are_known_to_compile_are_not_compiled_again(folder, tmp_path):
+def test_kernels_that_are_known_to_compile_are_not_compiled_again(folder, tmp_path, monkeypatch):
     first, second = (
         check(folder, "config", "kernels", max_model_len=64, wanted={"cache": tmp_path / "known"}) for _ in range(2)
     )
     assert first.ok and second.ok
     assert "(0 compiled now)" not in " ".join(first.outcomes[-1].facts)
     assert "(0 compiled now)" in " ".join(second.outcomes[-1].facts)
+    with monkeypatch.context() as patch:
+        patch.setattr("glmspec.build.validate.kernels.sources_digest", lambda: "other sources")
+        third = check(folder, "config", "kernels", max_model_len=64, wanted={"cache": tmp_path / "known"})
+    assert "(0 compiled now)" not in " ".join(third.outcomes[-1].facts)
+
+
+def test_a_record_without_what_is_asked_of_it_is_none(tmp_path):
+    known = Known(tmp_path / "known")
+    known.keep("one", {"registers": 40})
+    assert known.find("one", {"registers"}) == {"registers": 40}
+    assert known.find("one", {"registers", "sha256"}) is None
+    (tmp_path / "known" / "one.json").write_text("[40")
+    assert known.find("one", {"registers"}) is None and known.find("other", set()) is None
+
+
+def test_with_plugins_on_a_region_without_is_a_fault(folder, monkeypatch):
+    monkeypatch.setattr("glmspec.build.kernels.network_variants", lambda regions, sm: ([], ["argmax: made up"]))
+    report = check(folder, "config", "kernels", max_model_len=64, plugins="on")
+    assert failed(report) == ["kernels"] and "argmax: made up" in told(report)
+    report = check(folder, "config", "kernels", max_model_len=64)
+    assert report.ok and "layers instead of a plugin: argmax: made up" in report.outcomes[-1].facts
 
 
 def test_a_package_that_is_missing_is_not_a_pass(folder, monkeypatch):

@@ -50,6 +50,29 @@ def test_names_of_plugins_are_unique():
     assert len({plugin.id for plugin in plugins}) == len(plugins)
 
 
+def test_other_variants_have_other_names():
+    """Their files lie in one folder, and what is known to compile is kept by name."""
+    symbols = {**SIZES, **ARGMAX_SPLIT.tile("SM100")}
+    others = [variant(), variant(V=1000), variant(sm="SM90"), variant_of(ARGMAX_SPLIT, "SM100", "float32", symbols)]
+    assert len({one.name for one in others}) == len(others)
+
+
+def test_sources_and_limits_are_digested(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "HERE", tmp_path)
+    (tmp_path / "argmax").mkdir()
+    digests = set()
+    for name in ("kernel.py", LIMITS):
+        for text in ("1", "2"):
+            (tmp_path / "argmax" / name).write_text(text)
+            digests.add(compiler.sources_digest())
+    assert len(digests) == 4
+
+
+def test_an_sm_may_have_its_own_tiles():
+    plugin = replace(ARGMAX_SPLIT, tiles={"": {"BLOCK": 8, "WARPS": 4}, "SM90": {"BLOCK": 16}})
+    assert plugin.tile("SM90") == {"BLOCK": 16, "WARPS": 4} and plugin.tile("SM100") == {"BLOCK": 8, "WARPS": 4}
+
+
 def test_compiling_again_gives_the_same_bytes():
     one, other = compile_variant(variant()), compile_variant(variant())
     assert (one.ptx, one.cubin, one.sha256) == (other.ptx, other.cubin, other.sha256)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from glmspec.plugins import OPS, launch
 from glmspec.plugins.accept import ACCEPT
 from glmspec.plugins.agree import disagreement
 from glmspec.plugins.argmax import ARGMAX_SPLIT
+from glmspec.plugins.kv_append import APPEND
 from glmspec.plugins.spec import UNKNOWN, NoPlugin, bind, dims, value
 from glmspec.plugins.variants import Recorder, Shaped
 
@@ -74,6 +77,23 @@ def test_writing_behind_an_output_is_seen(monkeypatch):
     monkeypatch.setattr(launch, "kernel_of", lambda plugin: Kernel())
     with pytest.raises(NetworkError, match="plugin argmax_split_v1: index_NZ: the kernel writes behind its end"):
         launch.Launcher(poison=77)(ARGMAX_SPLIT, torch.zeros(2, 5))
+
+
+def test_an_aliased_output_is_the_input_itself(monkeypatch):
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda **arguments: None
+
+    monkeypatch.setattr(launch, "kernel_of", lambda plugin: Kernel())
+    monkeypatch.setattr(launch, "variant_of", lambda *_: SimpleNamespace(constants=()))
+    cache, rows, plan = torch.zeros(2, 1, 4, 8), torch.zeros(3, 1, 8), torch.zeros(3, dtype=torch.int32)
+    (updated,) = launch.Launcher()(APPEND, cache, rows, plan, plan[:2], plan)
+    assert updated is cache
+
+
+def test_strided_inputs_are_refused():
+    with pytest.raises(NetworkError, match=r"plugin argmax_split_v1: x_NV: found strides \(1, 2\), expected it contig"):
+        launch.Launcher()(ARGMAX_SPLIT, torch.zeros(5, 2).t())
 
 
 def test_disagreements_are_told():
