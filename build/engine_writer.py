@@ -31,6 +31,7 @@ from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import TOKENIZER_FILES, Conversion
 from glmspec.convert.files import ENGINES, MODEL_ENGINE, producer, sha256, write_bytes, write_json
 from glmspec.convert.writer import Run
+from glmspec.plugins.registration import compile_kernels
 
 TOKENIZER, REPORT = "tokenizer", "validation.json"
 TIMING_CACHE, BUILD_LOG = "timing.cache", "build.log"
@@ -57,6 +58,9 @@ def compile_member(
             net = deployment.author(member, profile, tensorrt, plugged=True)
             graph = read(net.definition, net.backend)
         built = None
+        if net.kernels:  # what fails in TensorRT's hands has no name there
+            with progress.steps(f"Compiling the plugins of {member.name} ({profile})", len(net.kernels)) as advance:
+                compile_kernels(net.kernels, advance)
         if deployment.target.package:
             with progress.stage(f"Building {member.name} ({profile}) for {deployment.target.compute_capability}"):
                 built = build_plan(net, ranges[profile], deployment.target.compute_capability, cache)

@@ -11,14 +11,14 @@ import functools
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from glmspec.build.errors import MissingCapability
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import Compiled, Variant, compile_variant, triton, variant_of
-from glmspec.plugins.spec import NoPlugin, Plugin, dims, value
+from glmspec.plugins.spec import UNKNOWN, NoPlugin, Plugin, dims, value
 
 NAMESPACE = "glmspec"
 _SM = "sm"  # an attribute of every plugin: the GPU it is compiled for, like "SM100"
@@ -53,8 +53,11 @@ class Authored:
 
     def __call__(self, plugin: Plugin, *inputs: Tensor, **attributes: Any) -> tuple[Tensor, ...]:
         """One plugin layer. Raises `NoPlugin` for other dtypes than the plugin's."""
-        plugin.compute([x.dtype for x in inputs])
-        known = {name: of(attributes[name]) for name, of in plugin.attributes.items()} | {_SM: self.sm}
+        compute = plugin.compute([x.dtype for x in inputs])
+        given = {name: of(attributes[name]) for name, of in plugin.attributes.items()}
+        shapes = [tuple(UNKNOWN if size == -1 else size for size in x.shape) for x in inputs]
+        self.net.kernels[variant_of(plugin, self.sm, compute, plugin.bind(shapes, given, self.sm))] = None
+        known = {**given, _SM: self.sm}
         call = getattr(getattr(register(plugin, self.net.backend.package).op, NAMESPACE), plugin.id)
         layer = self.net.definition.add_plugin(call(*(x.trt for x in inputs), **known), aot=True)
         made = self.net.add(layer, plugin.name, len(plugin.outputs))
@@ -101,6 +104,13 @@ def register(plugin: Plugin, package: str) -> Any:
 def compiled(variant: Variant) -> Compiled:
     """A variant, compiled once a process: TensorRT asks for it whenever it looks at the layer."""
     return compile_variant(variant)
+
+
+def compile_kernels(variants: Iterable[Variant], done: Callable[[str], None]) -> None:
+    """Compile what TensorRT will ask for. done: called after each, with its name. Raises as `compile_variant`."""
+    for variant in variants:
+        compiled(variant)
+        done(variant.name)
 
 
 class _Description:

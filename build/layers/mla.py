@@ -23,7 +23,7 @@ from glmspec.plugins import index_topk, sparse_mla
 
 @dataclass(frozen=True)
 class Attended:
-    """The cache rows each token attends to: rows int32 [N, K] and visible bool [N, K]."""
+    """The cache rows each token attends to: rows int32 [N, K], and whether each is visible, int32 [N, K]."""
 
     rows_NK: Tensor
     visible_NK: Tensor

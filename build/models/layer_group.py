@@ -85,5 +85,5 @@ class LayerGroup(Verifier):
         """What goes in front of a layer: the stream, and the rows if the layer reuses them."""
         specs = [TensorSpec(STREAM, form.compute, ("N", self.config.hidden_size))]
         if self.config.indexer_types[layer] == "shared":
-            specs += [TensorSpec(ROWS, "int32", ("N", self.rows)), TensorSpec(VISIBLE, "bool", ("N", self.rows))]
+            specs += [TensorSpec(ROWS, "int32", ("N", self.rows)), TensorSpec(VISIBLE, "int32", ("N", self.rows))]
         return specs

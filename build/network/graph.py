@@ -100,6 +100,7 @@ class Network:
         self._region: int | None = None  # number of the open region
         self._counts: Counter[str] = Counter()
         self._constants: dict[tuple, Tensor] = {}
+        self.kernels: dict[Any, None] = {}  # variants that its plugins launch (`glmspec.plugins.compiler`)
         self.shared: dict[tuple, Tensor] = {}  # what several modules make of one tensor, made once
         self._arrays: list[np.ndarray] = []  # TensorRT reads a constant's memory at build time
 
@@ -156,8 +157,8 @@ class Network:
     def region(self, op: str, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> Iterator[list[Tensor]]:
         """Tag the layers made inside as one op. The caller appends its outputs to the yielded list, unless they are
         there: plugins have made them."""
-        if self._region is not None:  # an op used inside another one belongs to it
-            yield self._plugged(op, inputs, attributes)
+        if self._region is not None:  # an op used inside another one belongs to it, and is layers as that is
+            yield []
             return
         self._regions.append(_Region(op, list(inputs), [], attributes))
         self._region = len(self._regions)

@@ -33,7 +33,8 @@ def reference(
     k: int,
     at_once: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cache rows int32 [N, K] in context order, and bool [N, K]: False where the context is shorter.
+    """Cache rows int32 [N, K] in context order, and int32 [N, K]: 0 where the context is shorter, else 1. (No bool:
+    TensorRT does not promise it of a plugin's outputs.)
 
     at_once: heads that the native form scores at once; no result depends on it.
     """
@@ -50,7 +51,7 @@ def reference(
     page_NK = column_NK // page_size
     first_row_NK = page_table_GM.long()[segment_N.unsqueeze(1), page_NK] * page_size
     rows_NK = first_row_NK + column_NK - page_NK * page_size
-    return rows_NK.to(torch.int32), column_NK <= position_N1
+    return rows_NK.to(torch.int32), (column_NK <= position_N1).to(torch.int32)
 
 
 def _best_columns(
@@ -63,7 +64,9 @@ def _best_columns(
     rows = segment_rows_GS.long()
     keys_GLD = keys_X1PD.squeeze(1)[page_table_GM[:, :pages].long()].reshape(len(rows), length, -1)
     q_GSHD = q_NHD[rows]
-    per_head_GSHL = torch.relu(torch.matmul(q_GSHD.float(), keys_GLD.float().transpose(1, 2).unsqueeze(1)))
+    # All rows and heads of a segment side by side: a product that broadcast the keys would copy them for every row.
+    per_head = torch.matmul(q_GSHD.float().flatten(1, 2), keys_GLD.float().transpose(1, 2)).relu_()
+    per_head_GSHL = per_head.unflatten(1, q_GSHD.shape[1:3])
     score_GSL = torch.matmul(weight_NH[rows].unsqueeze(2), per_head_GSHL).squeeze(2)
     score_NL = score_GSL[segment_N, row_slot_N2[:, 1].long()]
     column_L = torch.arange(length)
@@ -83,7 +86,7 @@ def native(
     k: int,
     at_once: int,
 ) -> tuple[Tensor, Tensor]:
-    """Cache rows int32 [N, K] in context order, and bool [N, K]: False where the context is shorter.
+    """Cache rows int32 [N, K] in context order, and int32 [N, K]: 0 where the context is shorter, else 1.
 
     Keys are gathered once a segment. Needs L >= K: the host pads page tables with the null page. at_once: heads scored
     at once, which bounds the largest tensor, float32 [G, S, at_once, L].
@@ -97,7 +100,7 @@ def native(
             score_NL = ops.select(column_1L > position_N1, float("-inf"), score_NL)
             column_NK = lowest_topk.native(score_NL, k=k)
             outputs.append(_cache_rows(column_NK, page_table_GM, row_slot_N2, keys_X1PD.shape[2]))
-            outputs.append(ops.unary(column_NK > position_N1, "NOT"))
+            outputs.append(ops.cast(ops.unary(column_NK > position_N1, "NOT"), "int32"))
     return outputs[0], outputs[1]
 
 
@@ -190,13 +193,13 @@ INDEX_ROWS = Plugin(
     op="index_topk",
     function="rows_kernel",
     inputs={**lowest_topk.LISTS, "page_table_GM": "int32", "row_slot_N2": "int32"},
-    outputs={"rows_NK": "int32", "visible_NK": "bool"},
+    outputs={"rows_NK": "int32", "visible_NK": "int32"},
     attributes={"k": int, "page_size": int},
     sizes={"KP": "pow2(K)", "P": "page_size"},
     scalars=("Y", "M"),
     grid=("N",),
     tiles={"": {"WARPS": 8}},
-    bytes="N * (4 * (Y * K + Y + 2 * K) + K)",
+    bytes="4 * N * (Y * K + Y + 3 * K)",
 )
 OP = Op(
     name="index_topk",
@@ -223,6 +226,6 @@ OP = Op(
         "a million tokens": Use({"k": 2048, "at_once": 32}, sizes={"M": "16384"}),
     },
     run_time="NXGSM",
-    bytes="t * (G * M * P + N * H) * D + 4 * (N * H + G * M + G * S + 3 * N) + 5 * N * K",
+    bytes="t * (G * M * P + N * H) * D + 4 * (N * H + G * M + G * S + 3 * N + 2 * N * K)",
     flops="2 * N * M * P * H * D",
 )

@@ -114,7 +114,7 @@ def rows_kernel(
     P: tl.constexpr,
 ):
     """The best of all lists of a token as cache rows, int32 [N, K], in context order. Where they are fewer, the rows
-    that follow in the context, of which bool [N, K] says that they are not visible."""
+    that follow in the context, of which int32 [N, K] says 0, they are not visible."""
     token = tl.program_id(0).to(tl.int64)
     key_YK, column_YK, count_Y = key_NYK + token * Y * K, column_NYK + token * Y * K, count_NY + token * Y
     table_M = page_table_GM + tl.load(row_slot_N2 + token * 2) * M
@@ -131,4 +131,4 @@ def rows_kernel(
     beyond_K = (slot_K >= total) & (slot_K < K)
     page_K = tl.load(table_M + slot_K // P, mask=beyond_K, other=0)
     tl.store(rows_NK + token * K + slot_K, page_K * P + slot_K % P, mask=beyond_K)
-    tl.store(visible_NK + token * K + slot_K, slot_K < total, mask=slot_K < K)
+    tl.store(visible_NK + token * K + slot_K, (slot_K < total).to(tl.int32), mask=slot_K < K)

@@ -39,7 +39,7 @@ def reference(
     else:
         rows_NKD = (cache_X1PD.view(-1, size)[rows_NK.long()].float() * scale_1).to(q_NHD.dtype)
     score_NHK = torch.matmul(q_NHD, rows_NKD.transpose(1, 2)).float() * scale
-    score_NHK.masked_fill_(~visible_NK.unsqueeze(1), -torch.inf)
+    score_NHK.masked_fill_(visible_NK.unsqueeze(1) == 0, -torch.inf)
     p_NHK = torch.softmax(score_NHK, -1).to(q_NHD.dtype)
     return torch.matmul(p_NHK, rows_NKD)[..., value_start:]
 
@@ -70,7 +70,7 @@ def _layers(
     size, keep = cache_X1PD.shape[-1], rows_NK.shape[-1]
     rows_NKD = ops.gather(ops.reshape(cache_X1PD, (-1, size)), rows_NK)
     score_NHK = ops.cast(ops.matmul(q_NHD, rows_NKD, transpose_b=True), "float32") * scale
-    score_NHK = ops.select(ops.reshape(visible_NK, (0, 1, keep)), score_NHK, float("-inf"))
+    score_NHK = ops.select(ops.reshape(visible_NK, (0, 1, keep)) > 0, score_NHK, float("-inf"))
     p_NHK = ops.cast(ops.softmax(score_NHK, 2), q_NHD.dtype)
     # The whole row is multiplied and sliced after: slicing first would copy every gathered row.
     return ops.narrow(ops.matmul(p_NHK, rows_NKD), 2, value_start, size - value_start)
@@ -110,8 +110,8 @@ _SPLIT = dict(
     grid=("N * cdiv(H, HEADS)", "S"),  # tokens of a step may be more than an axis other than x has programs
     flops="2 * N * H * K * (D + V)",
 )
-_LATENTS = {"q_NHD": "T", "cache_X1PD": "T", "rows_NK": "int32", "visible_NK": "bool"}
-_SPLIT_BYTES = "N * K * (5 + {} * D) + t * N * H * D + 4 * N * S * H * (V + 2)"
+_LATENTS = {"q_NHD": "T", "cache_X1PD": "T", "rows_NK": "int32", "visible_NK": "int32"}
+_SPLIT_BYTES = "N * K * (8 + {} * D) + t * N * H * D + 4 * N * S * H * (V + 2)"
 SPLIT = Plugin(
     name="sparse_mla_split",
     inputs=_LATENTS,
@@ -150,6 +150,6 @@ OP = Op(
         "fp8": Use(_REAL, ("scale_1",), {"z": "1"}, {"cache_X1PD": _FP8}),
     },
     run_time="NX",
-    bytes="N * K * (5 + z * D) + t * N * H * (D + V)",
+    bytes="N * K * (8 + z * D) + t * N * H * (D + V)",
     flops="2 * N * H * K * (D + V)",
 )

@@ -15,7 +15,8 @@ def example(sizes: Mapping[str, int], use: Use, compute: torch.dtype, g: torch.G
     q_NHD = torch.randn(tokens, heads, width, generator=g).to(compute)
     cache_X1PD = torch.randn(sizes["X"], 1, sizes["P"], width, generator=g)
     rows_NK = torch.randint(sizes["X"] * sizes["P"], (tokens, keep), generator=g).sort(1).values.to(torch.int32)
-    visible_NK = (torch.rand(tokens, keep, generator=g) < 0.9) | (torch.arange(keep) == 0)
+    seen_NK = (torch.rand(tokens, keep, generator=g) < 0.9) | (torch.arange(keep) == 0)
+    visible_NK = seen_NK.to(torch.int32)
     if "scale_1" not in use.optional:
         return [q_NHD, cache_X1PD.to(compute), rows_NK, visible_NK]
     return [q_NHD, (cache_X1PD * 40).to(torch.float8_e4m3fn), rows_NK, visible_NK, torch.tensor([0.025])]

@@ -18,7 +18,7 @@ from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
 from glmspec.build.network.reader import Graph, read
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend, backend
-from glmspec.plugins import OPS
+from glmspec.plugins import OPS, registration
 from glmspec.plugins.variants import network_variants, regions_of
 
 SPECS = {plugin.id: plugin for op in OPS.values() for plugin in op.plugins}
@@ -149,3 +149,16 @@ def test_engine_refuses_it_before_anything_is_written(monkeypatch, tmp_path):
         options = Options(plugins="on", max_model_len=128)
         build_engines(ASSETS / "tiny-verifier", (), TARGETS["b200"], options, tmp_path / "e", Progress(), check=False)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_compiled_before_a_build_is_what_tensorrt_asks_for(monkeypatch):
+    """So a kernel that fails does so by name, before TensorRT has it."""
+    registration.compiled.cache_clear()
+    stands = networks_with_plugins(monkeypatch, launch=True)
+    deployment = deployed()
+    (member,) = (one for one in deployment.members if one.name == "dspark")
+    net = deployment.author(member, "generation", Backend(next(stands)), plugged=True)
+    asked = registration.compiled.cache_info().misses
+    registration.compile_kernels(net.kernels, lambda name: None)
+    assert registration.compiled.cache_info().misses == asked == len(net.kernels) > 0
+    next(stands, None)

@@ -37,15 +37,15 @@ def with_rows(made: Case, **changed) -> Case:
 
 def visible(*columns: int) -> torch.Tensor:
     """Each token sees these columns alone."""
-    made = torch.zeros(SMALL["N"], SMALL["K"], dtype=torch.bool)
-    made[:, list(columns)] = True
+    made = torch.zeros(SMALL["N"], SMALL["K"], dtype=torch.int32)
+    made[:, list(columns)] = 1
     return made
 
 
 def poisoned(made: Case) -> Case:
     """What no token sees is NaN, in the cache too."""
     cache, rows, seen = made.inputs[1].clone(), made.inputs[2], made.inputs[3]
-    hidden = set(range(len(cache.view(-1, 12)))) - set(rows[seen].tolist())
+    hidden = set(range(len(cache.view(-1, 12)))) - set(rows[seen > 0].tolist())
     cache.view(-1, 12)[sorted(hidden)] = float("nan")
     return with_rows(made, cache=cache)
 
@@ -80,7 +80,7 @@ CODES = with_rows(
     case({"N": 2, "H": 1, "D": 132, "K": 1, "P": 2, "X": 1}, use="fp8"),
     cache=torch.cat([torch.zeros(2, 4), EVERY], 1).to(torch.float8_e4m3fn).view(1, 1, 2, 132),
     rows=torch.tensor([[0], [1]], dtype=torch.int32),
-    visible=torch.ones(2, 1, dtype=torch.bool),
+    visible=torch.ones(2, 1, dtype=torch.int32),
     scale=torch.tensor([0.3]),
 )
 HIDDEN = poisoned(case(SMALL | {"X": 200}))
