@@ -20,7 +20,7 @@ from typing import Any
 from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS, Target
-from glmspec.build.deployment import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, Deployment, Member
+from glmspec.build.deployment import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, Deployment
 from glmspec.build.engine_writer import (
     REPORT,
     TOKENIZER,
@@ -32,6 +32,7 @@ from glmspec.build.engine_writer import (
 from glmspec.build.errors import EngineError, MissingCapability
 from glmspec.build.kernels import graphs_of, kernels_of
 from glmspec.build.machine import compiler_for, this_machine
+from glmspec.build.member import Member
 from glmspec.build.models.acceptance import DraftLaw
 from glmspec.build.network.contract import Contract
 from glmspec.build.progress import Progress

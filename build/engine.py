@@ -11,11 +11,12 @@ from pathlib import Path
 
 from glmspec.build.bundle import prepare
 from glmspec.build.configs.target import PROXY_PACKAGE, Target
-from glmspec.build.deployment import MTP, Deployment, Options, open_deployment
+from glmspec.build.deployment import Deployment, Options, open_deployment
 from glmspec.build.engine_writer import REPORT, compile_member, write_engines
 from glmspec.build.errors import MissingCapability
 from glmspec.build.kernels import check_plugins
 from glmspec.build.machine import compiler_for
+from glmspec.build.member import MTP
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
 from glmspec.build.progress import Progress
 from glmspec.build.trt import backend

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.deployment import MTP, VERIFIER, Deployment, Member
+from glmspec.build.deployment import Deployment
 from glmspec.build.layer_list import layer_lines
+from glmspec.build.member import MTP, VERIFIER, Member
 from glmspec.build.network.contract import Contract
 from glmspec.build.network.reader import read
 from glmspec.build.plan import Built, build_plan

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from glmspec.build.configs.limits import CONTEXT
 from glmspec.build.configs.tensorrt import MOST_ELEMENTS, NATIVE_PRODUCTS
-from glmspec.build.deployment import Deployment, Member
+from glmspec.build.deployment import Deployment
 from glmspec.build.errors import ConfigError
 from glmspec.build.layers.paged import RING, WHOLE, Kind
+from glmspec.build.member import Member
 from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
 from glmspec.build.network.form import FP4
 from glmspec.build.network.reader import Graph, Value, read

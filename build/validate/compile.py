@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from glmspec.build.configs.limits import GENERATION
 from glmspec.build.configs.target import PROXY_CAPABILITY, PROXY_PACKAGE
-from glmspec.build.deployment import Deployment, Member
+from glmspec.build.deployment import Deployment
 from glmspec.build.errors import NetworkError
+from glmspec.build.member import Member
 from glmspec.build.models.layer_group import LayerGroup
 from glmspec.build.network.graph import Network
 from glmspec.build.network.reader import read

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from glmspec.build.configs.limits import EngineLimits, Ranges
-from glmspec.build.deployment import MTP, Member
+from glmspec.build.member import MTP, Member
 from glmspec.build.network.contract import Contract
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from glmspec.build.configs.limits import CONTEXT
-from glmspec.build.deployment import Member
 from glmspec.build.layers.basic import EXPERT_START, VOCABULARY_START
+from glmspec.build.member import Member
 from glmspec.build.network.reader import Graph, Node
 from glmspec.build.network.shards import Mapping, layout_of
 from glmspec.build.validate.case import Case, Checked

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from glmspec.build.configs.limits import CONTEXT
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.deployment import MTP, Deployment, Implied, Member
+from glmspec.build.deployment import Deployment
+from glmspec.build.member import MTP, Implied, Member
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.form import FP4, Held
 from glmspec.build.validate.case import Case, Checked

@@ -18,11 +18,11 @@ from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
 from glmspec.build import bundle, machine
 from glmspec.build.configs.target import TARGETS
-from glmspec.build.deployment import Member
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.errors import EngineError, GlmspecError, MissingCapability
 from glmspec.build.machine import Machine
+from glmspec.build.member import Member
 from glmspec.build.models.acceptance import DraftLaw
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend

@@ -1,0 +1,148 @@
+"""One model of a deployment: a verifier, its MTP module, a drafter, or a network on the verifier's logits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.limits import EngineLimits, Ranges
+from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.build.models.acceptance import NETWORKS, DraftLaw, LogitsNetwork, acceptance_of
+from glmspec.build.models.dflash import SHARED_WEIGHTS, DFlash
+from glmspec.build.models.mtp import Mtp
+from glmspec.build.models.registry import model_of
+from glmspec.build.models.verifier import Verifier
+from glmspec.build.network.form import Form, Held
+from glmspec.build.network.shards import Mapping
+
+VERIFIER, MTP = "verifier", "mtp"
+MTP_DRAFTS = 3  # of an MTP module in a step; later ones seldom stand
+Config = VerifierConfig | DrafterConfig
+
+
+class Origin(Protocol):
+    """Where a model's weights come from: a `Checkpoint`, a `Conversion` yet to be written, or a config alone."""
+
+    config: Config
+    mapping: Mapping
+    hf_config: dict[str, Any]
+    end_tokens: tuple[int, ...] | None  # of a verifier
+    mtp: bool  # the verifier's module is among the weights
+    shared: dict[str, str]  # a drafter's weight -> the verifier's weight that stands in for it
+
+    def held(self, rank: int) -> dict[str, Held]:
+        """A rank's tensors, by name."""
+
+    def form(self, compute: str) -> Form:
+        """The form of a network that takes these weights."""
+
+
+@dataclass(frozen=True)
+class Implied:
+    """A drafter of which only the config is there."""
+
+    config: DrafterConfig
+    mapping: Mapping = field(default_factory=Mapping)
+    shared: dict[str, str] = field(default_factory=lambda: dict(SHARED_WEIGHTS))
+    mtp: bool = False
+
+    def held(self, rank: int) -> dict[str, Held]:
+        """Nothing is known of its tensors."""
+        return {}
+
+    def form(self, compute: str) -> Form:
+        """Drafters are plain."""
+        return Form(compute=compute)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of a deployment. taps, hidden: a verifier's outputs for the drafters, for its MTP module. window,
+    drafts, markov_top_k: what was chosen for a drafter; sampled: whether its drafts are drawn. source: what the folder
+    was called, where it is no longer the one given. q: of a network that rejects drafts, their law."""
+
+    name: str
+    folder: Path
+    origin: Origin
+    taps: tuple[int, ...] = field(default=())
+    hidden: bool = False
+    window: str | None = None
+    drafts: int | None = None
+    sampled: bool = False
+    source: str = ""
+    q: DraftLaw | None = None
+    markov_top_k: int | None = None
+
+    @property
+    def accepts(self) -> bool:
+        """True of a network on the verifier's logits."""
+        return self.name in NETWORKS or self.q is not None
+
+    @property
+    def config(self) -> Config:
+        """What its checkpoint says, with what was chosen."""
+        config = self.origin.config
+        if isinstance(config, DrafterConfig):
+            return config.chosen(self.window, self.drafts, self.markov_top_k)
+        return config
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What its network is made with besides its checkpoint, for a record."""
+        return {
+            "taps": list(self.taps),
+            "hidden": self.hidden,
+            "drafter_window": self.window,
+            "num_speculative_tokens": self.drafts,
+            "markov_top_k": self.markov_top_k,
+            "sampled": self.sampled,
+            "q": asdict(self.q) if self.q else None,
+        }
+
+    @property
+    def model(self) -> Verifier | Mtp | DFlash | LogitsNetwork:
+        """Its network, before a form is chosen."""
+        if self.accepts:
+            return acceptance_of(self.config, self.name, self.q)
+        if self.name == MTP:
+            return Mtp(self.config, sampled=self.sampled)
+        return model_of(self.config, self.taps, hidden=self.hidden, sampled=self.sampled)
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts that it proposes at once, 0 where it is no drafter."""
+        if isinstance(self.config, DrafterConfig):
+            return self.config.num_drafts
+        return self.drafts or MTP_DRAFTS if self.name == MTP else 0
+
+    @property
+    def law(self) -> DraftLaw | None:
+        """How it gives the law that its drafts are drawn from, if they are."""
+        if not self.sampled:
+            return None
+        if isinstance(self.config, VerifierConfig):
+            return DraftLaw(self.config.vocab_size, candidates=False)
+        among = self.config.selector or self.config.markov
+        if among and among.top_k:
+            return DraftLaw(among.top_k, candidates=True)
+        return DraftLaw(self.config.draft_vocab_size, candidates=self.config.reduced_vocabulary)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """A verifier's end tokens."""
+        return self.origin.end_tokens
+
+    def index_topk(self, limits: EngineLimits) -> int:
+        """K of its DSA top-k, 0 for a drafter."""
+        return limits.index_topk(self.config.index_topk) if isinstance(self.config, VerifierConfig) else 0
+
+    @property
+    def sliding_window(self) -> int:
+        """Rows that a drafter's sliding layers see, 0 where none slides."""
+        return self.config.sliding_window or 0 if isinstance(self.config, DrafterConfig) else 0
+
+    def ranges(self, limits: EngineLimits) -> dict[str, Ranges]:
+        """The run-time ranges of its inputs, by profile."""
+        return limits.profiles(self.index_topk(limits), self.sliding_window, self.config.vocab_size)
