@@ -357,7 +357,7 @@ OP = Op(
     # A margin is what two scores leave of each other, and no closer than they are.
     tolerance={"float32": 4e-6, "bfloat16": 1.6e-2, "float16": 2e-3},
     real={"B": "batch", "J": "8", "R": "J", "V": "154_880", "C": "154_880", "A": "256"},
-    small={"V": "2000", "C": "2000", "A": "32"},
+    small={"V": "500", "C": "500", "A": "32"},
     uses={
         "": _use("vanilla"),
         "drawn": _use("vanilla", drawn=True),
