@@ -8,19 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def to_e4m3(x):
-    """float32 -> the nearest e4m3, ties to even, saturating: by bits, as the interpreter's own cast is not exact."""
-    bits = x.to(tl.int32, bitcast=True)
-    sign = (bits >> 24) & 0x80
-    size = tl.minimum(tl.abs(x), 448.0)
-    kept = size.to(tl.int32, bitcast=True)
-    normal = ((kept + 0x7FFFF + ((kept >> 20) & 1)) >> 20) - ((127 - 7) << 3)
-    # Below 2^-6 codes are multiples of 2^-9, to which adding 2^14 rounds.
-    small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    code = tl.where(size < 0.015625, small, normal)
-    return (tl.where(x == x, code, 0x7F) | sign).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+from glmspec.plugins.float8 import to_float8
 
 
 @triton.jit
@@ -43,4 +31,4 @@ def quantize_blocks_kernel(
     x_bc = tl.load(x_ND + at_bc, mask=here_bc, other=0.0).to(tl.float32)
     scale_b = tl.maximum(tl.max(tl.abs(x_bc), 1) * (1 / 448.0), 1e-12)
     tl.store(scale_NZ + block_b, scale_b, mask=row_b < N)
-    tl.store(code_ND + at_bc, to_e4m3(tl.div_rn(x_bc, scale_b[:, None])), mask=here_bc)
+    tl.store(code_ND + at_bc, to_float8(tl.div_rn(x_bc, scale_b[:, None])), mask=here_bc)
