@@ -17,7 +17,7 @@ from glmspec.build.errors import MissingCapability
 # TensorRT probes for a driver after every error; on a machine without one that adds a line that explains nothing.
 _NOISE = ("cudaError 35", "CUDA driver version is insufficient")
 _MOST_LINES = 10_000  # remarks kept between two builds
-_DTYPES = {
+DATA_TYPES = {  # torch-style names -> DataType's
     "float32": "FLOAT",
     "bfloat16": "BF16",
     "float16": "HALF",
@@ -39,7 +39,7 @@ class Backend:
         self.errors: list[str] = []  # error lines nobody has taken yet
         self.lines: list[str] = []  # warnings and remarks, likewise
         self.logger = _logger(module, self.errors, self.lines)
-        self._dtypes = {name: getattr(module.DataType, theirs) for name, theirs in _DTYPES.items()}
+        self._dtypes = {name: getattr(module.DataType, theirs) for name, theirs in DATA_TYPES.items()}
         self._names = {value: name for name, value in self._dtypes.items()}
 
     def take_errors(self) -> str:

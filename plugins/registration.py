@@ -16,6 +16,7 @@ from typing import Any
 
 from glmspec.build.errors import MissingCapability
 from glmspec.build.network.graph import Network, Tensor
+from glmspec.build.trt import DATA_TYPES
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import Compiled, Variant, compile_variant, triton, variant_of
 from glmspec.plugins.spec import UNKNOWN, NoPlugin, Plugin, dims, value
@@ -162,7 +163,7 @@ class _Description:
         return function
 
     def _compute(self, inputs: Sequence[Any]) -> str:
-        names = {getattr(self.trt.DataType, _DATA_TYPES.get(name, name)): dtype for dtype, name in _NAMES.items()}
+        names = {getattr(self.trt.DataType, DATA_TYPES[dtype]): dtype for dtype in _NAMES}
         return self.plugin.compute([names[one.dtype] for one in inputs])
 
     def _symbols(self, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,9 +186,7 @@ class _Description:
                 sizes = self.trtp.ShapeExprs(len(dims(name)), _is_dummy=True)
             else:
                 sizes = tuple(_expression(size) for size in shapes[at])
-            spelled = _NAMES[dtype]
-            data_type = getattr(self.trt.DataType, _DATA_TYPES.get(spelled, spelled))
-            made.append(self.trtp.from_shape_expr(sizes, data_type))
+            made.append(self.trtp.from_shape_expr(sizes, getattr(self.trt.DataType, DATA_TYPES[dtype])))
         return made
 
     def _launch(self, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[str, str, Any, Any]:
@@ -203,9 +202,6 @@ class _Description:
         for at, name in enumerate(plugin.scalars):
             scalars[at] = trtp.SymInt32(_expression(symbols[name]))
         return made.entry, made.ptx, launch, scalars
-
-
-_DATA_TYPES = {"FP32": "FLOAT", "FP16": "HALF"}  # where DataType's names differ from tensorrt.plugin's
 
 
 class _Size:

@@ -65,6 +65,15 @@ def product(
 
 
 @triton.jit
+def tile(B, A: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A program's blocks and columns, and which of them are there."""
+    block_b = (tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)).to(tl.int64)
+    column_c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there_b, there_c = block_b < B, column_c < A
+    return block_b, column_c, there_b, there_c, there_b[:, None] & there_c[None, :]
+
+
+@triton.jit
 def markov_gated_kernel(
     embeddings_BJA,
     rows_BRA,
@@ -81,10 +90,7 @@ def markov_gated_kernel(
     COLUMNS: tl.constexpr,
 ):
     """The feature of a gated head. One program some blocks and columns."""
-    block_b = (tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)).to(tl.int64)
-    column_c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there_b, there_c = block_b < B, column_c < A
-    there_bc = there_b[:, None] & there_c[None, :]
+    block_b, column_c, there_b, there_c, there_bc = tile(B, A, BLOCKS, COLUMNS)
     at_b = (block_b * J + step) * A
     gate_bc = product(embeddings_BJA, at_b, there_b, recurrent_AA, column_c, there_c, 0, A, A, AC)
     row_bc = tl.load(rows_BRA + ((block_b * R + row) * A)[:, None] + column_c[None, :], mask=there_bc, other=0.0)
@@ -115,10 +121,7 @@ def markov_rnn_kernel(
     COLUMNS: tl.constexpr,
 ):
     """The feature of an rnn head, and its state after the row. One program some blocks and columns."""
-    block_b = (tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)).to(tl.int64)
-    column_c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there_b, there_c = block_b < B, column_c < A
-    there_bc = there_b[:, None] & there_c[None, :]
+    block_b, column_c, there_b, there_c, there_bc = tile(B, A, BLOCKS, COLUMNS)
     at_bc = block_b[:, None] * A + column_c[None, :]
     joint_bc = ()
     for part in tl.static_range(3):

@@ -280,28 +280,28 @@ MASSES = Plugin(
     bytes="B * (Q - 1) * V * (t + 4) + 4 * B * Q * S",  # every draft's, as block verification needs them
     flops="6 * B * (Q - 1) * V",
 )
-RESAMPLE = Plugin(
-    name="resample",
+_JUDGED = {**_LAW, **sample.STATS, **_BLOCKS, **_LAST}
+_RESAMPLE = dict(
     op="reject",
     function="resample_kernel",
-    inputs={**_LAW, **sample.STATS, **_BLOCKS, **_LAST, "q_ids_ZK": "int32"},
     outputs=_VERDICT,
-    sizes={**_PADDED, "KP": "pow2(K)"},
-    absent=("mass_BQS",),
     grid=("B",),
     tiles={"": {"SPLIT": sample.SPLIT, "WARPS": 4}},
+)
+RESAMPLE = Plugin(
+    name="resample",
+    inputs={**_JUDGED, "q_ids_ZK": "int32"},
+    sizes={**_PADDED, "KP": "pow2(K)"},
+    absent=("mass_BQS",),
+    **_RESAMPLE,
     bytes="B * (t * SPLIT + 12 * Q * S + Q * K * (t + 8) + 40 * Q)",
 )
 RESAMPLE_WHOLE = Plugin(
     name="resample_whole",
-    op="reject",
-    function="resample_kernel",
-    inputs={**_LAW, **sample.STATS, **_BLOCKS, **_LAST, "mass_BQS": "float32"},
-    outputs=_VERDICT,
+    inputs={**_JUDGED, "mass_BQS": "float32"},
     sizes={**_PADDED, "KP": "1"},
     absent=("q_ids_ZK",),
-    grid=("B",),
-    tiles={"": {"SPLIT": sample.SPLIT, "WARPS": 4}},
+    **_RESAMPLE,
     bytes="B * ((t + 4) * SPLIT + 16 * Q * S + 40 * Q)",
 )
 OP = Op(
