@@ -43,7 +43,13 @@ def read_compressed_tensors(fields: Fields) -> Declared:
     schemes = read_groups(fields) if fields.values.get("config_groups") else ()
     if schemes:
         _check_packing(fields)
-    return Declared(schemes, ignored(fields), notes=notes)
+    dtypes = [dtype for one in _weights_of(fields) if (dtype := one.get("scale_dtype"))]
+    exponents = any(str(dtype).endswith(("uint8", "e8m0fnu")) for dtype in dtypes)
+    return Declared(schemes, ignored(fields), exponents, notes=notes)
+
+
+def _weights_of(fields: Fields) -> list[dict[str, Any]]:
+    return [group["weights"] for group in (fields.values.get("config_groups") or {}).values() if group.get("weights")]
 
 
 def _check_packing(fields: Fields) -> None:

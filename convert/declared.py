@@ -131,7 +131,7 @@ def _fp8(fields: Fields) -> Declared:
     notes = ("scale_fmt ue8m0: scales of activations are not rounded to powers of two here",) if powers else ()
     spoken = f"{fields.source}: quant_method 'fp8'" + (f", weight_block_size {block}" if block else "")
     one = Scheme(spoken, ("*",), formats, scheme or UNSAID)
-    return Declared((one,), ignored(fields), powers, notes)
+    return Declared((one,), ignored(fields), powers, notes=notes)
 
 
 # -- ModelOpt -----------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _fp8(fields: Fields) -> Declared:
 
 def _hf_quant(fields: Fields) -> Declared:
     check_keys(fields, ("quantization", "quant_method"))
-    return _modelopt(fields.section("quantization")) if fields.has("quantization") else Declared()
+    return _modelopt(fields.section("quantization")) if fields.has("quantization") else Declared(said=False)
 
 
 def _modelopt(fields: Fields) -> Declared:
@@ -149,7 +149,8 @@ def _modelopt(fields: Fields) -> Declared:
         return _modelopt(fields.section("quantization"))
     own = ("quant_method", "quant_algo", "group_size", "quantized_layers", "config_groups", *_MODELOPT_REFUSED)
     check_keys(fields, own)
-    algo = str(fields.values.get("quant_algo") or "NO_QUANT").upper()
+    mixed = "MIXED_PRECISION" if fields.has("quantized_layers") else "NO_QUANT"
+    algo = str(fields.values.get("quant_algo") or mixed).upper()
     groups = read_groups(fields) if fields.has("config_groups") and not fields.has("quantized_layers") else ()
     if algo == "MIXED_PRECISION":
         schemes = _mixed(fields) if fields.has("quantized_layers") else groups
@@ -160,7 +161,9 @@ def _modelopt(fields: Fields) -> Declared:
         for group in groups:
             if not _agree(group, schemes[0]):
                 raise ConfigError(f"{group.label}: contradicts {schemes[0].label}. Only one can be right.")
-    return Declared(schemes, ignored(fields), said=bool(groups) or "quant_algo" in fields.values)
+    return Declared(
+        schemes, ignored(fields), said=bool(schemes) or (algo == "NO_QUANT" and "quant_algo" in fields.values)
+    )
 
 
 _MODELOPT_REFUSED = {

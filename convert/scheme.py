@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -74,12 +74,8 @@ class Declared:
 
     def of(self, module: str) -> tuple[Scheme, ...]:
         """The schemes that may be a module's: the one that names it or what it is part of, else those of classes."""
-        parents = module
-        while parents:
-            if parents in self._named:
-                return (self._named[parents],)
-            parents = parents.rpartition(".")[0]
-        named = next((scheme for match, scheme in self._patterns if match(module)), None)
+        named = next((self._named[part] for part in _parts(module) if part in self._named), None)
+        named = named or next((scheme for match, scheme in self._patterns if match(module)), None)
         return (named,) if named else self._classes
 
     def formats(self, module: str) -> tuple[str, ...]:
@@ -88,10 +84,12 @@ class Declared:
 
     def ignores(self, module: str) -> bool:
         """True for a module that is listed as plain, by itself or as a part."""
-        return any(
-            pattern_of(one)(module) if is_pattern(one) else one == module or module.startswith(f"{one}.")
-            for one in self.ignored
-        )
+        names, patterns = self._plain
+        return any(part in names for part in _parts(module)) or any(match(module) for match in patterns)
+
+    @cached_property
+    def _plain(self) -> tuple[set[str], list[Callable[[str], Any]]]:
+        return set(self.ignored), [pattern_of(one) for one in self.ignored if is_pattern(one)]
 
     @cached_property
     def _named(self) -> dict[str, Scheme]:
@@ -106,9 +104,16 @@ class Declared:
         return tuple(s for s in self.schemes if any(is_class(t) or t == "*" for t in s.targets))
 
 
+def _parts(module: str) -> Iterator[str]:
+    """A module's name, then those of the modules it is part of."""
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
+
+
 def check_keys(fields: Fields, understood: Iterable[str]) -> None:
     """Refuse what is neither understood nor harmless. null is absent."""
-    for key in fields.values.keys() - set(understood) - HARMLESS.keys():
+    for key in sorted(fields.values.keys() - set(understood) - HARMLESS.keys()):
         if fields.has(key):
             fields.fail(key, "no such key: glmspec does not know it, and it may change what is computed")
 
