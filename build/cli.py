@@ -7,6 +7,7 @@ is at fault (one message, no traceback), 2 wrong usage, 3 this machine lacks som
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,19 @@ import click
 
 from glmspec.build.cli_options import FILE, PLACE, WRITTEN, adaptive, build_options, drafting, sampling, sizes
 from glmspec.build.configs.target import TARGETS
-from glmspec.build.errors import GlmspecError
+from glmspec.build.errors import GlmspecError, os_error_text
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _OUT = click.Path(file_okay=False, path_type=Path)
 _UNSAID = (None, (), False, "auto", "greedy")  # what size options are that nobody gave
+
+
+def _drop_output() -> None:
+    """Let go of what standard output does not take; else Python tries again at exit, and complains."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Commands(click.Group):
@@ -31,9 +40,14 @@ class _Commands(click.Group):
         except GlmspecError as error:
             click.echo(f"glmspec-build: {error}", err=True)
             sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("glmspec-build: interrupted", err=True)
+        except KeyboardInterrupt as error:
+            click.echo(f"glmspec-build: interrupted{f': {error}' if error.args else ''}", err=True)
             sys.exit(130)
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):  # its reader has read enough
+                click.echo(f"glmspec-build: {os_error_text(error)}", err=True)
+            _drop_output()
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -130,6 +144,7 @@ def verify(directory: Path) -> None:
 @sizes
 @click.option("-o", "--output", type=_OUT, help="Engine directory (or bundle) to write.")
 @click.option("--no-validate", is_flag=True, help="Skip the checks that `validate` makes.")
+@click.option("--resume", is_flag=True, help="Go on with the conversions of an interrupted run.")
 @click.option("--from-bundle", "bundle", type=_FOLDER, help="Finish a bundle, on a machine with its GPU and TensorRT.")
 def engine(
     verifier: Path | None,
@@ -137,6 +152,7 @@ def engine(
     target: str | None,
     output: Path | None,
     no_validate: bool,
+    resume: bool,
     bundle: Path | None,
     **sizes: Any,
 ) -> None:
@@ -148,7 +164,7 @@ def engine(
     if bundle:
         from glmspec.build.bundle import finish, finished_name
 
-        given = (verifier, drafters, target, *sizes.values())
+        given = (verifier, drafters, target, resume, *sizes.values())
         if any(value not in _UNSAID for value in given):
             raise click.UsageError("--from-bundle knows its models, target and sizes: leave them out")
         output = output or finished_name(bundle)
@@ -160,7 +176,8 @@ def engine(
             if value is None:
                 raise click.UsageError(f"Missing option {name!r}.")
         options = build_options(sizes)
-        build_engines(verifier, drafters, TARGETS[target], options, output, RichProgress(), check=not no_validate)
+        flags = {"check": not no_validate, "resume": resume}
+        build_engines(verifier, drafters, TARGETS[target], options, output, RichProgress(), **flags)
     click.echo(str(output))
 
 
