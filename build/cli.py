@@ -267,6 +267,7 @@ def plugins(
 @click.option("--chat", is_flag=True, help="Texts are what a user says, for the chat template.")
 @click.option("--output", type=WRITTEN,
               help="JSON lines to write. Default: shown on a terminal, else to standard output.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Go on with the answers that an interrupted run kept.")
 @click.option("--stats", "statistics", type=WRITTEN,
               help="JSON file to write: acceptance over all answers.")  # fmt: skip
 @click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")
@@ -279,6 +280,7 @@ def generate(
     prompts: tuple[str, ...],
     chat: bool,
     output: Path | None,
+    resume: bool,
     statistics: Path | None,
     drafter: str | None,
     no_speculation: bool,
@@ -293,6 +295,8 @@ def generate(
         raise click.UsageError("--input and --prompt exclude each other")
     if not source and not prompts and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("give --input or --prompt; only on a terminal prompts can be typed")
+    if resume and not (output and (source or prompts)):
+        raise click.UsageError("--resume goes on with an --output of --input or --prompt: give them as before")
     if source and chat:
         raise click.UsageError("--input and --chat exclude each other: a line has messages instead of a prompt")
     from glmspec.build.progress import RichProgress
@@ -301,7 +305,7 @@ def generate(
     from glmspec.runtime.generate import generate as answer
 
     files = {"source": source, "output": output, "statistics": statistics}
-    wanted = Wanted(**files, prompts=prompts, chat=chat, settings=settings)
+    wanted = Wanted(**files, resume=resume, prompts=prompts, chat=chat, settings=settings)
     load = functools.partial(Engine, engines, drafter, not no_speculation, verification=verification, adaptive=adaptive)
     answer(load, wanted, RichProgress())
 

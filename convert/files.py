@@ -75,19 +75,37 @@ def write_output(path: Path, data: bytes) -> None:
         write_bytes(path.resolve(), data)
 
 
-def check_output(path: Path) -> None:
-    """Raise `GlmspecError` unless `write_output` will find `path` writable: before the work whose result goes there."""
-    place = path.resolve()
+def check_output(path: Path, option: str = "") -> None:
+    """Raise `GlmspecError` unless `write_output` will find `path` writable: before the work whose result goes there.
+    option: that names it."""
+    place, named = path.resolve(), f"{option} {path}".lstrip()
     try:
         if path.is_dir() or not (path.exists() or place.parent.is_dir()):
             wrong = f"{path} is a folder" if path.is_dir() else f"{place.parent} is not a folder"
-            raise GlmspecError(f"{path}: cannot be written ({wrong}). Name a file in a folder that is there.")
+            raise GlmspecError(f"{named}: cannot be written ({wrong}). Name a file in a folder that is there.")
         if path.exists() and os.access(path, os.W_OK):
             return
         with tempfile.TemporaryFile(dir=place.parent):
             pass
     except OSError as error:
-        raise GlmspecError(f"{path}: cannot be written ({error.strerror}). Name a file in a folder that is.") from None
+        raise GlmspecError(f"{named}: cannot be written ({error.strerror}). Choose another place.") from None
+
+
+def is_fixed(path: Path) -> bool:
+    """Whether a file is there that can be written into, and not replaced: mounted by itself, or in a folder that may
+    not be written."""
+    if not (path.is_file() and os.access(path, os.W_OK)):
+        return False
+    if not os.access(path.parent, os.W_OK):
+        return True
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return False
+    name = str(path)
+    for odd in "\\ \t\n":  # as the kernel writes them
+        name = name.replace(odd, f"\\{ord(odd):03o}")
+    return any(line.split(" ")[4] == name for line in mounts.splitlines())
 
 
 @contextmanager
@@ -109,6 +127,7 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
+    """`sync` of a folder's entries."""
     with suppress(PermissionError):  # one that may be written and not read
         descriptor = os.open(folder, os.O_RDONLY)
         try:

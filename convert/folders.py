@@ -51,8 +51,8 @@ def new_folder(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Iterator[P
 def resumable_folder(
     path: Path, kind: str, inputs: Iterable[Path] = (), resume: bool = False, needed: int = 0
 ) -> Iterator[Path]:
-    """Like `new_folder`, but weights that the block left in it when it failed are kept for a later run. resume: go on in
-    the folder an interrupted run left. needed: bytes that will be written in all. Raises `GlmspecError` for an
+    """Like `new_folder`, but weights that the block left in it when it failed are kept for a later run. resume: go on
+    in the folder an interrupted run left. needed: bytes that will be written in all. Raises `GlmspecError` for an
     interrupted run that is neither resumed nor deleted, and for too full a disk."""
     with _place(path, kind, inputs) as place:
         work = place.hidden(_UNFINISHED)
