@@ -45,6 +45,7 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             "left_out": plan.left_out,
             "notes": [*source.notes, *plan.notes],
             "source": source_record(source),
+            "fingerprint": conversion.fingerprint,
         }
         config = hf_config(source, plan)
         write_json(folder / "config.json", {**config, "producer": producer(HF_CHECKPOINT)})

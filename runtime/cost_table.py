@@ -13,7 +13,7 @@ import numpy as np
 
 from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.errors import ConfigError
-from glmspec.convert.files import producer, write_json
+from glmspec.convert.files import json_bytes, producer, write_output
 
 COST_TABLE = "cost table"
 
@@ -91,7 +91,7 @@ def save_costs(path: Path, table: CostTable, made_for: MadeFor) -> None:
     }
     record = {"producer": producer(COST_TABLE), "engines_sha256": made_for.engines_sha256, "drafter": made_for.drafter}
     try:
-        write_json(path, record | columns)
+        write_output(path, json_bytes(record | columns))
     except OSError as error:
         raise ConfigError(
             f"{path}: the cost table cannot be written ({error.strerror}). Choose another file."

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError
-from glmspec.convert.files import REPOSITORY, new_folder, producer, sha256, write_bytes, write_json
+from glmspec.convert.files import REPOSITORY, producer, sha256, write_bytes, write_json
+from glmspec.convert.folders import new_folder
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.triton_repo.adaptive import parameters_of
 from glmspec.triton_repo.interface import INPUTS, MODEL_NAME, OUTPUTS
