@@ -76,10 +76,11 @@ def build_engines(
 
 
 def check_weights(deployment: Deployment) -> None:
-    """Compare every converted checkpoint with its digests."""
-    for member in deployment.members:
-        if isinstance(member.origin, Checkpoint):
-            member.origin.check()
+    """Compare every converted checkpoint with its digests, once: several members may use one."""
+    origins = {id(member.origin): member.origin for member in deployment.members}
+    for origin in origins.values():
+        if isinstance(origin, Checkpoint):
+            origin.check()
 
 
 def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Deployment:

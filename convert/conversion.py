@@ -26,6 +26,7 @@ from glmspec.convert.folders import resumable_folder
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
+from glmspec.convert.sealed import MANIFEST, open_manifest, write_sealed
 from glmspec.convert.source import Source
 from glmspec.convert.storage import weights_of
 from glmspec.convert.writer import JOURNAL, Journal, Run, cut, file_part, write_parts
@@ -151,7 +152,7 @@ class Conversion:
         return [f"rank{rank}" for rank in range(self.ranks)]
 
     def _finish(self, folder: Path, names: list[list[str]], journal: Journal) -> None:
-        write_json(folder / "config.json", self._record(folder, names, journal))
+        write_sealed(folder / "config.json", self._record(folder, names, journal))
 
     def _plan_digest(self) -> str:
         """What must be the same for a run to go on where another stopped."""
@@ -237,6 +238,8 @@ def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
     """Read and check a Hugging Face folder; writes nothing. Raises naming the field or tensor at fault."""
     if is_converted(folder):
         raise CheckpointError(f"{folder}: already a converted checkpoint; use it as it is.")
+    if (folder / MANIFEST).exists():
+        open_manifest(folder)
     return plan_source(Source(folder), options)
 
 
