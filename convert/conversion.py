@@ -26,7 +26,7 @@ from glmspec.convert.folders import resumable_folder
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
-from glmspec.convert.sealed import MANIFEST, open_manifest, write_sealed
+from glmspec.convert.sealed import MANIFEST, open_manifest, open_sealed, write_sealed
 from glmspec.convert.source import Source
 from glmspec.convert.storage import weights_of
 from glmspec.convert.writer import JOURNAL, Journal, Run, cut, file_part, write_parts
@@ -212,7 +212,7 @@ def is_written(folder: Path, record_file: str, fingerprint: str) -> bool:
     """Whether a folder is a finished conversion with this fingerprint, its files as they were written: by size, and by
     digest where they are small."""
     try:
-        record = read_json(folder / record_file)
+        record = open_sealed(folder / record_file, {"parts": dict, "files": dict}, "")
         parts, files = record["parts"], record["files"]
         if record.get("fingerprint") != fingerprint or any(
             (folder / name).stat().st_size != part["size"] for name, part in parts.items()
