@@ -262,18 +262,18 @@ def _spelled(held: dict[str, str], name: str) -> str:
     return next((held[found] for spell in _DRAFTER_SPELLINGS if (found := spell(name)) in held), name)
 
 
-# A verifier's head, last norm and embedding, or all of it, under the names that training code keeps them by. A norm or
+# A whole verifier, and one's head, last norm and embedding, under the names that training code keeps them by. A norm or
 # projection of `target` features may be a trained part of a drafter, so it is none of these.
-_OWNED = re.compile(
-    r"(?:.*\.)?(?:(?:verifier|teacher)(?:_model)?[._](?:model\.)?(?:lm_head|norm|embed_tokens)"
-    r"|target(?:_model)?[._](?:model\.)?(?:lm_head|embed_tokens)"
-    r"|(?:verifier|teacher|target)_model\..*)\.weight"
+_VERIFIER = re.compile(r"(.*\.)?(verifier|teacher|target)(_model|\.model)\..*")
+_PART_OF_VERIFIER = re.compile(
+    r"(.*\.)?((verifier|teacher)[._](lm_head|norm|embed_tokens)|target[._](lm_head|embed_tokens))\.weight"
 )
 
 
 def _of_the_verifier(source: Source, config: DrafterConfig, name: str) -> bool:
-    """Named as the verifier's, and as wide."""
-    return bool(_OWNED.fullmatch(name)) and source.tensors[name].shape[-1:] == (config.hidden_size,)
+    """Named as the verifier's and, where it is a part alone, as wide."""
+    wide = source.tensors[name].shape[-1:] == (config.hidden_size,)
+    return bool(_VERIFIER.fullmatch(name) or (wide and _PART_OF_VERIFIER.fullmatch(name)))
 
 
 def _unwrapped(source: Source, owned: set[str]) -> tuple[dict[str, str], list[str]]:

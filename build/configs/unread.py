@@ -46,7 +46,7 @@ _HARMLESS = {
 }
 HARMLESS = frozenset(name for names in _HARMLESS.values() for name in names.split())
 _HARMLESS_NAMES = re.compile(r"_.*|.*(dropout|loss).*|aux_.*_alpha|confidence_head_alpha|(.*_)?version|.*_token_ids?")
-_FACTORS = re.compile(r".*(_scale|_scaling|_multiplier|_factor)")
+_FACTORS = re.compile(r"(.*_)?(scale|scaling|multiplier|factor)")
 
 
 def refuse_unread(fields: Fields) -> None:
