@@ -20,6 +20,7 @@ from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Mapping
+from glmspec.convert.agreement import check_declared
 from glmspec.convert.checkpoint import HASHED_AT_LOAD, Checkpoint, Config, is_converted, parse_config, read_checkpoint
 from glmspec.convert.files import CHECKPOINT, producer, sha256, write_json
 from glmspec.convert.folders import resumable_folder
@@ -28,7 +29,7 @@ from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.sealed import MANIFEST, open_manifest, open_sealed, write_sealed
 from glmspec.convert.source import Source
-from glmspec.convert.storage import weights_of
+from glmspec.convert.storage import check_formats, weights_of
 from glmspec.convert.writer import JOURNAL, Journal, Run, cut, file_part, write_parts
 
 # Copied beside the weights when the source has them: what text in and text out needs.
@@ -246,9 +247,11 @@ def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
 def plan_source(source: Source, options: Options) -> Conversion:
     """Plan the conversion of an opened source."""
     config = parse_config(source.config, f"{source.folder}/config.json")
+    check_formats(source)
     if isinstance(config, VerifierConfig):
-        _check_agreement(source, options)
+        notes = _check_agreement(source, options)
         plan = plan_verifier(source, config, options)
+        source.notes += notes
         return Conversion(source, config, plan, options, _end_tokens(source, config))
     if options.activations.amax:
         raise GlmspecError(f"{source.folder}: --calibration: drafters are not quantized.")
@@ -258,21 +261,20 @@ def plan_source(source: Source, options: Options) -> Conversion:
         raise GlmspecError(
             f"{source.folder}: --quant {options.recipe.name}: drafters are not quantized; use auto or bf16."
         )
-    return Conversion(source, config, plan_drafter(source, config, options), options, None)
+    plan = plan_drafter(source, config, options)
+    parts = [part.stored for weight in plan.weights for task in weight.tasks for part in task.parts]
+    source.notes += check_declared(source, {one.name: one for one in parts})
+    return Conversion(source, config, plan, options, None)
 
 
-def _check_agreement(source: Source, options: Options) -> None:
-    """The recipe's rules and the calibration's modules must be of this checkpoint, and so must its own claims."""
+def _check_agreement(source: Source, options: Options) -> tuple[str, ...]:
+    """The recipe's rules and the calibration's modules must be of this checkpoint, and so must its own claims. Returns
+    notes on these."""
     found = weights_of(source)
     modules = [name.removesuffix(".weight") for name in found]
     options.recipe.check_used(modules)
     options.activations.check_known(modules)
-    claims = "quantization_config" in source.config or (source.folder / "hf_quant_config.json").exists()
-    if claims and not any(one.format in QUANTIZED for one in found.values()):
-        raise CheckpointError(
-            f"{source.folder}: its config says that it is quantized, and no weight has scales. "
-            "Remove quantization_config (and hf_quant_config.json), or get the quantized files."
-        )
+    return check_declared(source, found)
 
 
 def other_files(folder: Path) -> dict[str, str]:
