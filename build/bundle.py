@@ -3,7 +3,7 @@
     BUNDLE/config.json           target, limits, models by hash, contracts, what is left to do
     BUNDLE/checkpoints/NAME/     converted weights, when the inputs were Hugging Face folders
     BUNDLE/plugins/              kernels compiled for the target's GPU, with a manifest
-    BUNDLE/tokenizer/, validation.json
+    BUNDLE/tokenizer/, licenses/, validation.json
 
 `prepare` writes one; `finish` compiles it with the target's own TensorRT and writes the engine directory, which refers
 to the bundle's weights.
@@ -25,6 +25,7 @@ from glmspec.build.engine_writer import (
     REPORT,
     TOKENIZER,
     compile_member,
+    copy_licences,
     copy_tokenizer,
     write_engines,
     written_weights,
@@ -40,6 +41,7 @@ from glmspec.build.trt import Backend
 from glmspec.build.validate.report import Report
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
+from glmspec.convert.origin import name_of
 
 PLUGINS = "plugins"
 _CHOICES = {"taps", "hidden", "drafter_window", "num_speculative_tokens", "markov_top_k", "sampled", "q"}
@@ -58,6 +60,7 @@ def prepare(
         if report is not None:
             write_json(folder / REPORT, report.to_json())
         tokenizer = copy_tokenizer(deployment.verifier, folder)
+        licences = copy_licences(weights, folder)
         kernels = _write_kernels(folder / PLUGINS, deployment, proxy, progress)
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "checkpoints" not in path.parts]
         write_json(
@@ -69,6 +72,7 @@ def prepare(
                 "limits": asdict(deployment.limits),
                 "members": members,
                 "tokenizer": TOKENIZER if tokenizer else None,
+                "licenses": licences,
                 "plugins": deployment.plugins,
                 "kernels": PLUGINS if kernels else None,
                 "files": {str(path.relative_to(folder)): sha256(path) for path in files},
@@ -126,7 +130,7 @@ def _prepared(
         contract = deployment.author(member, profile, proxy).contract()
     return {
         "name": member.name,
-        "source": member.folder.resolve().name,
+        "source": name_of(member.folder),
         "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
         **member.choices,
         "contract": contract.to_json(),

@@ -22,7 +22,10 @@ from glmspec.build.progress import Progress
 from glmspec.build.trt import backend
 from glmspec.build.validate.run import Wanted, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
+from glmspec.convert.conversion import Conversion
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, refuse_to_replace, write_json
+from glmspec.convert.terms import Terms
+from glmspec.convert.tokenizer import check_tokenizer
 
 
 def build_engines(
@@ -45,6 +48,9 @@ def build_engines(
     with progress.stage("Reading and checking checkpoints"):
         deployment = open_deployment(verifier, drafters, target, options)
         check_weights(deployment)
+        check_tokenizer(deployment.verifier.folder)
+    for note in beside_notes(deployment):
+        progress.note(note)
     with progress.stage("Planning memory"):
         steps = greatest_steps(deployment, author)
         plan = plan_memory(deployment, steps)
@@ -72,6 +78,18 @@ def check_weights(deployment: Deployment) -> None:
     for member in deployment.members:
         if isinstance(member.origin, Checkpoint):
             member.origin.check()
+
+
+def beside_notes(deployment: Deployment) -> list[str]:
+    """What a user should know of files beside the weights, licences among them."""
+    notes: list[str] = []
+    for origin in {id(member.origin): member.origin for member in deployment.members}.values():
+        if isinstance(origin, Checkpoint):
+            warning = Terms.from_json(origin.record.get("license")).warning
+            notes += [f"{origin.folder}: {warning}"] if warning else []
+        elif isinstance(origin, Conversion):
+            notes += [f"{origin.source.folder}: {note}" for note in origin.source.notes]
+    return notes
 
 
 def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Deployment:

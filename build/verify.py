@@ -9,8 +9,8 @@ from glmspec.build.configs.fields import read_json
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import GlmspecError
 from glmspec.build.progress import Progress
+from glmspec.convert.beside import MANIFEST
 from glmspec.convert.checkpoint import Checkpoint, check_digest, read_checkpoint
-from glmspec.convert.hf import MANIFEST
 
 
 def verify_folder(folder: Path, progress: Progress) -> str:

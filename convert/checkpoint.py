@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,12 @@ def parse_config(hf: dict[str, Any], source: str) -> Config:
     )
 
 
+def config_of(record: dict[str, Any], source: str) -> Config:
+    """The frozen config of a converted checkpoint's record: of its Hugging Face config.json, with what lay beside."""
+    config = parse_config(record["hf_config"], source)
+    return replace(config, mask_embedding=True) if record.get("mask_embedding") else config
+
+
 def is_converted(folder: Path) -> bool:
     """True for a folder that `convert` wrote."""
     return "hf_config" in read_json(folder / "config.json")
@@ -218,7 +224,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder}: not a converted checkpoint. Run: glmspec-build convert {folder} -o OUT")
     if "parts" not in record:
         raise CheckpointError(f"{folder}: converted by another version of glmspec. Convert the checkpoint again.")
-    config = parse_config(record["hf_config"], f"{folder}/config.json: hf_config")
+    config = config_of(record, f"{folder}/config.json: hf_config")
     checkpoint = Checkpoint(folder, config, record)
     for path in checkpoint.files:
         if not path.exists():

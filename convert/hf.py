@@ -16,10 +16,12 @@ from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.errors import GlmspecError
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Layout, Mapping, Split
-from glmspec.convert.conversion import Conversion, other_files, parts_record, source_record
+from glmspec.convert.beside import MANIFEST
+from glmspec.convert.conversion import Conversion, other_files, parts_record
 from glmspec.convert.files import HF_CHECKPOINT, producer, write_json
 from glmspec.convert.fused import partners
 from glmspec.convert.names import Options, Plan, activation_notes
+from glmspec.convert.origin import source_record
 from glmspec.convert.plan import Weight, chunks
 from glmspec.convert.source import Source
 from glmspec.convert.storage import Stored, weights_of
@@ -27,9 +29,6 @@ from glmspec.convert.writer import Journal, Run
 
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.\d+\.(gate|up|down)_proj\.weight")
 _ALGOS = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8_PB_WO"}
-
-
-MANIFEST = "glmspec.json"
 
 
 def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
@@ -44,7 +43,9 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             "parts": parts_record(names, journal),
             "left_out": plan.left_out,
             "notes": [*source.notes, *plan.notes],
-            "source": source_record(source),
+            "license": source.terms.to_json(),
+            "beside": source.beside.left,
+            "source": source_record(source.folder, source.files),
         }
         config = hf_config(source, plan)
         write_json(folder / "config.json", {**config, "producer": producer(HF_CHECKPOINT)})

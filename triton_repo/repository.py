@@ -1,6 +1,7 @@
 """Writing a Triton model repository for an engine directory.
 
-REPO/config.json               who wrote it, and for which engines
+REPO/config.json               who wrote it, for which engines, and what is known of their licences
+REPO/licenses/                 their texts
 REPO/glmspec/config.pbtxt      built from Triton's own protobuf message
 REPO/glmspec/1/model.py        imports the model; all of it lives in `glmspec.triton_repo.model`
 """
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError
+from glmspec.convert.beside import copy_files
 from glmspec.convert.files import REPOSITORY, new_folder, producer, sha256, write_bytes, write_json
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.triton_repo.adaptive import parameters_of
@@ -52,7 +54,10 @@ def write_repository(
         write_bytes(folder / MODEL_NAME / "config.pbtxt", model_config(parameters).encode())
         write_bytes(version / "model.py", _MODEL_FILE.encode())
         engines_record = {"folder": relative, "sha256": sha256(engines / "config.json")}
-        write_json(folder / "config.json", {"producer": producer(REPOSITORY), "engines": engines_record})
+        licences = directory.record.get("licenses", {})
+        copy_files(engines, [file for one in licences.values() for file in one["files"]], folder)
+        record = {"producer": producer(REPOSITORY), "engines": engines_record, "licenses": licences}
+        write_json(folder / "config.json", record)
 
 
 def model_config(parameters: dict[str, str]) -> str:
