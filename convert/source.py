@@ -178,7 +178,8 @@ class Source:
         )
 
     def _survey(self) -> None:
-        self.beside = survey(self.folder, self.config, [path.name for path in self.folder.glob("*.safetensors")])
+        weights = [path.name for path in self.folder.glob("*.safetensors") if kind_of(path.name) is None]
+        self.beside = survey(self.folder, self.config, weights)
         record = self.folder / MANIFEST
         known = read_json(record).get("license") if record.exists() else None
         self.terms = read_terms(self.folder, self.beside.licences, known)

@@ -17,7 +17,7 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = load_tokenizer(folder)
         added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
-        self.special = {token.content: id for id, token in added.items() if token.special}
+        self.special = {token.content: id for id, token in added.items() if token.special and token.content}
 
     def encode(self, text: str, templated: bool = False) -> list[int]:
         """Token ids of a prompt. templated: the text is from `chat`, which has put in its special tokens; to any other
