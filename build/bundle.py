@@ -42,6 +42,7 @@ from glmspec.build.validate.report import Report
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
 from glmspec.convert.origin import name_of
+from glmspec.convert.tokenizer import check_tokenizer
 
 PLUGINS = "plugins"
 _CHOICES = {"taps", "hidden", "drafter_window", "num_speculative_tokens", "markov_top_k", "sampled", "q"}
@@ -88,6 +89,7 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
         record = open_bundle(bundle)
         target = TARGETS[record["target"]]
         deployment = _deployment(bundle, record, target)
+        check_tokenizer(deployment.verifier.folder)
     refuse_to_replace(out, ENGINES, [bundle])
     tensorrt = compiler_for(target)
     if tensorrt is None:

@@ -17,7 +17,7 @@ from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Mapping
-from glmspec.convert.beside import copy_files
+from glmspec.convert.beside import MASK_EMBEDDINGS, copy_files, matching
 from glmspec.convert.checkpoint import Checkpoint, Config, is_converted, parse_config, read_checkpoint
 from glmspec.convert.files import CHECKPOINT, producer, resumable_folder, sha256, write_json
 from glmspec.convert.mask_embedding import take_mask_embedding
@@ -180,6 +180,8 @@ def plan_source(source: Source, options: Options) -> Conversion:
     config = parse_config(source.config, f"{source.folder}/config.json")
     if isinstance(config, VerifierConfig):
         _check_agreement(source, options)
+        if odd := matching(source.folder, MASK_EMBEDDINGS):
+            source.notes.append(f"{', '.join(odd)}: belongs to a drafter, and is not used with a verifier")
         plan = plan_verifier(source, config, options)
         return Conversion(source, config, plan, options, _end_tokens(source, config))
     if options.activations.amax:

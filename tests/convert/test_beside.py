@@ -126,7 +126,7 @@ def test_a_second_set_beside_one_file_and_in_another_type_is_refused(tmp_path):
 def test_a_second_set_under_other_names_is_refused(tmp_path):
     folder = write_checkpoint(tmp_path / "hf", TENSORS)
     save_file({f"layers.{name}": tensor for name, tensor in TENSORS.items()}, folder / "consolidated.safetensors")
-    with pytest.raises(CheckpointError, match="consolidated.safetensors: their tensors have other names"):
+    with pytest.raises(CheckpointError, match=r"consolidated\.safetensors: their tensors have other names"):
         Source(folder)
 
 
