@@ -85,7 +85,7 @@ class Terms:
     def says(self) -> str:
         """What whoever passes it on should know."""
         if self.name is None:
-            return "unknown: nothing in its folder says" if not self.files else f"not recognized: read {self.files[0]}"
+            return "nothing in its folder says" if not self.files else f"not recognized: read {self.files[0]}"
         return CLASSES[self.rank].says if self.rank >= 0 else "not one that glmspec knows: read its text"
 
     @property
@@ -132,11 +132,11 @@ def terms_lines(name: str, record: Mapping[str, Any]) -> list[str]:
     parts = record.get("licenses", {name: record["license"]} if "license" in record else {})
     known = {name: Terms.from_json(value) for name, value in parts.items()}
     lines = [f"licence of {name}: {one.name or 'unknown'} ({one.says})" for name, one in known.items()]
-    if len(known) > 1:
+    if len(known) > 1 and any(one.rank >= 0 for one in known.values()):
         strictest = max(known.values(), key=lambda one: one.rank)
         odd = [name for name, one in known.items() if one.rank < 0]
         apart = f"; not known: {', '.join(odd)}" if odd else ""
-        lines.append(f"the strictest licence: {strictest.name or 'unknown'} ({strictest.says}){apart}")
+        lines.append(f"the strictest licence: {strictest.name} ({strictest.says}){apart}")
     return lines
 
 

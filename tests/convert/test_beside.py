@@ -14,6 +14,7 @@ from support.models import ASSETS, GOLDENS, edit_checkpoint, write_checkpoint
 from glmspec.build.errors import CheckpointError
 from glmspec.convert.beside import kind_of, survey
 from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.recipe import read_recipe
 from glmspec.convert.source import Source
 
 DRAFTER = GOLDENS / "checkpoints" / "dspark"
@@ -98,6 +99,11 @@ def test_a_byte_order_mark_is_no_part_of_json(tmp_path, name):
         assert (tmp_path / "ck" / name).read_bytes() == plain
 
 
+def test_a_byte_order_mark_in_a_recipe(tmp_path):
+    (tmp_path / "recipe.yaml").write_bytes(BOM + b"- {modules: '*', format: nvfp4}\n")
+    assert read_recipe(tmp_path / "recipe.yaml").format("model.layers.0.mlp.up_proj", "bfloat16") == "nvfp4"
+
+
 def test_a_byte_order_mark_in_an_index(tmp_path):
     folder = write_checkpoint(tmp_path / "hf", TENSORS, shards=2)
     (folder / INDEX).write_bytes(BOM + (folder / INDEX).read_bytes())
@@ -114,6 +120,17 @@ def test_a_second_set_that_says_otherwise_is_refused(tmp_path, name):
         Source(folder)
     save_file(TENSORS, folder / name)  # the same
     assert Source(folder).notes == [f"files of weights that are not used were left alone: {name}"]
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_copies_of_a_large_tensor_are_compared_at_both_ends(tmp_path, at):
+    large = torch.zeros(1 << 17)
+    folder = write_checkpoint(tmp_path / "hf", {"large": large})
+    changed = large.clone()
+    changed[at] = 1
+    save_file({"large": changed}, folder / "model-other.safetensors")
+    with pytest.raises(CheckpointError, match="they differ in large"):
+        Source(folder)
 
 
 def test_a_second_set_beside_one_file_and_in_another_type_is_refused(tmp_path):

@@ -86,6 +86,8 @@ def test_the_strictest_of_several_and_what_is_not_known():
     assert last.startswith("the strictest licence: cc-by-nc-nd-4.0 (") and last.endswith("; not known: x")
     assert terms_lines("ck", {"license": {"name": "mit"}}) == ["licence of ck: mit (keep its notices)"]
     assert terms_lines("ck", {}) == []
+    nothing = [f"licence of {name}: unknown (nothing in its folder says)" for name in "ab"]
+    assert terms_lines("ck", {"licenses": {"a": {}, "b": {}}}) == nothing  # no strictest where none is known
 
 
 def test_licences_travel_to_checkpoints_of_both_formats(tmp_path):
