@@ -10,7 +10,7 @@ import json
 import math
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +183,7 @@ class Source:
         record = self.folder / MANIFEST
         known = read_json(record).get("license") if record.exists() else None
         self.terms = read_terms(self.folder, self.beside.licences, known)
+        self.beside = replace(self.beside, licences=self.terms.files)
         warning = [self.terms.warning] if self.terms.warning else []
         self.notes += [*self.beside.notes, *warning, *self.terms.notes, *mixed_revisions(self.files)]
 

@@ -80,6 +80,25 @@ def test_of_a_card_and_a_text_that_disagree_the_stricter_is_taken(tmp_path):
     assert terms(tmp_path / "b", "---\nlicense: mit\n---\n", LICENSE=MIT).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("link", "found"),
+    [
+        ("TERMS.md", ("TERMS.md",)),
+        ("https://huggingface.co/org/name/blob/main/TERMS.md", ("TERMS.md",)),
+        ("https://example.org/TERMS.md", ()),
+        ("../TERMS.md", ()),
+        ("MISSING.md", ()),
+    ],
+)
+def test_a_text_that_the_card_names_travels(tmp_path, link, found):
+    folder = edit_checkpoint(GOLDENS / "checkpoints" / "dspark", tmp_path / "hf")
+    for place in (folder, tmp_path):
+        (place / "TERMS.md").write_text("House rules")
+    terms(folder, f"---\nlicense: other\nlicense_name: house\nlicense_link: {link}\n---\n")
+    assert plan_conversion(folder).write(tmp_path / "ck").record["license"]["files"] == list(found)
+    assert (tmp_path / "ck" / "TERMS.md").exists() == bool(found)
+
+
 def test_the_strictest_of_several_and_what_is_not_known():
     record = {"licenses": {"verifier": {"name": "glm-5.3"}, "dflash2": {"name": "cc-by-nc-nd-4.0"}, "x": None}}
     *_, last = terms_lines("engines", record)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.cli import done, refused
 from support.models import ASSETS
+from tokenizers.pre_tokenizers import ByteLevel
 
 from glmspec.build.errors import CheckpointError
 from glmspec.convert.tokenizer import has_tokenizer, load_tokenizer
@@ -103,6 +104,17 @@ def test_what_cannot_be_used_is_refused_by_engine_and_noted_by_convert(folder, t
         )
         assert SPOILT[spoil][:40] in refused(1, *engine, "--verifier", tmp_path / "ck")
         assert not (tmp_path / "engines").exists()
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_a_vocabulary_and_merges_are_enough_where_transformers_makes_a_tokenizer_of_them(tmp_path, kind):
+    vocabulary = {text: at for at, text in enumerate([*sorted(ByteLevel.alphabet()), "ab"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+    assert has_tokenizer(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("abc") == [256, vocabulary["c"]] and tokenizer.decode([256]) == "ab"
 
 
 def test_the_model_s_config_does_not_change_what_is_read(folder):

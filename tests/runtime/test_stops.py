@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from support.cli import done, refused
 from support.models import ASSETS
 
 from glmspec.build.errors import RequestError
+from glmspec.runtime.ending import Ending
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import STOP, STOP_LONGEST, STOPS_MOST, Request
 from glmspec.runtime.settings import request_of
@@ -40,6 +42,22 @@ def test_a_special_token_is_stopped_at_by_its_id(tokenizer, stops, ids):
     made = request(tokenizer, stop=stops)
     assert (made.stop, made.stop_token_ids) == (tuple(stops), ids)
     assert request(tokenizer, stop=stops, stop_token_ids=[*ids, 7]).stop_token_ids == (*ids, 7)
+
+
+def test_an_added_token_that_is_text_is_looked_for_in_text(tmp_path):
+    folder = shutil.copytree(ASSETS / "tiny-verifier", tmp_path / "t")
+    values = json.loads((folder / "tokenizer.json").read_text())
+    for token in values["added_tokens"]:
+        token["special"] = token["id"] != THINK
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    said = json.loads((folder / "tokenizer_config.json").read_text())
+    said["additional_special_tokens"].remove("</think>")
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    tokenizer = Tokenizer(folder)
+    made = request(tokenizer, stop=["</think>\n"])
+    assert made.stop_token_ids == ()
+    answer = Ending(made, (), tokenizer.stream(), 8).take([97, THINK, 10, 98])
+    assert (answer.text, answer.finish_reason) == ("a", STOP)
 
 
 @pytest.mark.parametrize("text", ["<|user|>\n", "a</think>", " <think>", "<think></think>", "[MASK] b"])
