@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,13 @@ from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Conversion
 from glmspec.convert.files import ENGINES, MODEL_ENGINE, producer, sha256, write_bytes, write_json
 from glmspec.convert.origin import name_of
+from glmspec.convert.sealed import digests, write_sealed
 from glmspec.convert.terms import Terms
 from glmspec.convert.tokenizer import has_tokenizer
 from glmspec.convert.writer import Run
 from glmspec.plugins.registration import compile_kernels
 
-TOKENIZER, LICENCES, REPORT = "tokenizer", "licenses", "validation.json"
+TOKENIZER, LICENCES, REPORT, CHECKPOINTS = "tokenizer", "licenses", "validation.json", "checkpoints"
 TIMING_CACHE, BUILD_LOG = "timing.cache", "build.log"
 
 
@@ -89,7 +91,7 @@ def write_engines(
     tokenizer = copy_tokenizer(deployment.verifier, folder)
     licences = copy_licences(weights, folder)
     record = _directory_record(deployment, folder, tensorrt, tokenizer)
-    write_json(folder / "config.json", record | {"licenses": licences})
+    write_sealed(folder / "config.json", record | {"licenses": licences})
 
 
 def _write_member(
@@ -132,7 +134,7 @@ def _write_member(
                 "limits": asdict(limits),
                 "profiles": member.ranges(limits),
             },
-            "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
+            "weights": {"folder": where, **checkpoint.identity},
             "networks": {
                 profile: {"sha256": one.sha256, "layers": len(one.layers)} for profile, one in compiled.items()
             },
@@ -143,6 +145,21 @@ def _write_member(
             "contract": first.contract.to_json(),
         },
     )
+
+
+def weights_size(deployment: Deployment) -> int:
+    """Bytes of the weights that `written_weights` will write."""
+    origins = {id(one.origin): one.origin for one in deployment.members}
+    return sum(one.output_size for one in origins.values() if isinstance(one, Conversion))
+
+
+def keep_conversions(deployment: Deployment, folder: Path) -> None:
+    """Remove what an interrupted run left in a folder, but the conversions that `written_weights` goes on with."""
+    wanted = {one.name for one in deployment.members if isinstance(one.origin, Conversion)}
+    others = [left for left in folder.iterdir() if left.name != CHECKPOINTS]
+    others += [left for left in folder.glob(f"{CHECKPOINTS}/*") if left.name not in wanted]
+    for left in others:
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def written_weights(
@@ -156,8 +173,8 @@ def written_weights(
             continue
         if isinstance(origin, Conversion):
             with progress.bytes(f"Converting {name}", origin.size) as advance:
-                written = origin.write(folder / "checkpoints" / name, Run(advance=advance))
-            made[id(origin)] = (written, f"checkpoints/{name}")
+                written = origin.write_into(folder / CHECKPOINTS / name, Run(advance=advance))
+            made[id(origin)] = (written, f"{CHECKPOINTS}/{name}")
         else:
             made[id(origin)] = (origin, None)
     return {member.name: made[id(member.origin)] for member in deployment.members}
@@ -183,10 +200,14 @@ def copy_licences(weights: dict[str, tuple[Checkpoint, str | None]], folder: Pat
     return dict(made.values())
 
 
+def digests_beside_checkpoints(folder: Path) -> dict[str, str]:
+    """The digest of every file of a folder but of converted checkpoints, whose own records have theirs."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return digests(folder, (path for path in paths if path.relative_to(folder).parts[0] != "checkpoints"))
+
+
 def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, tokenizer: bool) -> dict[str, Any]:
     target, members = deployment.target, deployment.members
-    listed = [folder / one.name / "config.json" for one in members]
-    listed += [path for home in (TOKENIZER, LICENCES) for path in (folder / home).rglob("*") if path.is_file()]
     mapping = deployment.mapping
     return {
         "producer": producer(ENGINES),
@@ -205,5 +226,5 @@ def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, t
             {"name": one.name, "kind": one.config.kind, "source": one.source or name_of(one.folder)}
             for one in deployment.drafters
         ],
-        "files": {str(path.relative_to(folder)): sha256(path) for path in sorted(listed)},
+        "files": digests_beside_checkpoints(folder),
     }

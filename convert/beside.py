@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.convert.files import write_bytes
+from glmspec.convert.sealed import MANIFEST
 
-MANIFEST = "glmspec.json"  # what `--format hf` notes of a checkpoint it wrote
 MASK_EMBEDDINGS = ("mask_embedding.pt", "mask_embedding.safetensors")
 
 # What a tokenizer is read from: one of these must be there for text in and text out.

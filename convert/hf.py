@@ -16,13 +16,13 @@ from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.errors import GlmspecError
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Layout, Mapping, Split
-from glmspec.convert.beside import MANIFEST
 from glmspec.convert.conversion import Conversion, other_files, parts_record
 from glmspec.convert.files import HF_CHECKPOINT, producer, write_json
 from glmspec.convert.fused import partners
 from glmspec.convert.names import Options, Plan, activation_notes
 from glmspec.convert.origin import source_record
 from glmspec.convert.plan import Weight, chunks
+from glmspec.convert.sealed import MANIFEST, write_sealed
 from glmspec.convert.source import Source
 from glmspec.convert.storage import Stored, weights_of
 from glmspec.convert.writer import Journal, Run
@@ -46,6 +46,7 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             "license": source.terms.to_json(),
             "beside": source.beside.left,
             "source": source_record(source.folder, source.files),
+            "fingerprint": conversion.fingerprint,
         }
         config = hf_config(source, plan)
         write_json(folder / "config.json", {**config, "producer": producer(HF_CHECKPOINT)})
@@ -53,7 +54,7 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             section = {k: v for k, v in config["quantization_config"].items() if k not in ("quant_method", "ignore")}
             section["exclude_modules"] = config["quantization_config"]["ignore"]
             write_json(folder / "hf_quant_config.json", {"producer": section.pop("producer"), "quantization": section})
-        write_json(folder / MANIFEST, record | {"files": other_files(folder)})
+        write_sealed(folder / MANIFEST, record | {"files": other_files(folder)})
 
     replace(conversion, plan=plan).write_files(out, HF_CHECKPOINT, ["model"], run, finish)
 

@@ -7,6 +7,7 @@ file: a tensor [hidden], or {"embedding": [hidden], "mask_token_id": int}. Here 
 from __future__ import annotations
 
 import pickle
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ def _load(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is refused anyway
+            return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, SafetensorError, RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
         reason = str(error).strip().split("\n")[0][:200]
         raise CheckpointError(

@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 from glmspec.build.configs.fields import read_json
 from glmspec.build.errors import CheckpointError
 from glmspec.convert.beside import (
-    MANIFEST,
     MASK_EMBEDDINGS,
     OTHER_WEIGHTS,
     PICKLED,
@@ -32,6 +31,7 @@ from glmspec.convert.beside import (
 )
 from glmspec.convert.formats import NUMPY, TORCH
 from glmspec.convert.origin import mixed_revisions
+from glmspec.convert.sealed import MANIFEST
 from glmspec.convert.terms import Terms, read_terms
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -108,8 +108,8 @@ class Terms:
 
 
 def read_terms(folder: Path, files: tuple[str, ...], record: Any = None) -> Terms:
-    """The terms of a checkpoint folder. files: its licence files; one that the card names is added. record: what glmspec
-    noted of a checkpoint it wrote. Where a card and a text disagree, the stricter of them."""
+    """The terms of a checkpoint folder. files: its licence files; one that the card names is added. record: what
+    glmspec noted of a checkpoint it wrote. Where a card and a text disagree, the stricter of them."""
     card = _card(folder)
     linked = (card.link or "").rpartition("/blob/main/")[2]
     if linked and Path(linked).name == linked and (folder / linked).is_file():
