@@ -3,7 +3,7 @@
     BUNDLE/config.json           target, limits, models by hash, contracts, what is left to do
     BUNDLE/checkpoints/NAME/     converted weights, when the inputs were Hugging Face folders
     BUNDLE/plugins/              kernels compiled for the target's GPU, with a manifest
-    BUNDLE/tokenizer/, validation.json
+    BUNDLE/tokenizer/, licenses/, validation.json
 
 `prepare` writes one; `finish` compiles it with the target's own TensorRT and writes the engine directory, which refers
 to the bundle's weights.
@@ -26,6 +26,7 @@ from glmspec.build.engine_writer import (
     REPORT,
     TOKENIZER,
     compile_member,
+    copy_licences,
     copy_tokenizer,
     digests_beside_checkpoints,
     write_engines,
@@ -43,7 +44,9 @@ from glmspec.build.validate.report import Report
 from glmspec.convert.checkpoint import Checkpoint, built_for
 from glmspec.convert.files import BUNDLE, ENGINES, producer, write_json
 from glmspec.convert.folders import new_folder, refuse_to_replace
+from glmspec.convert.origin import name_of
 from glmspec.convert.sealed import check_files, check_shape, kind_of, open_sealed, write_sealed
+from glmspec.convert.tokenizer import check_tokenizer
 
 PLUGINS = "plugins"
 _AGAIN = "Prepare the bundle again."
@@ -77,6 +80,7 @@ def prepare(
     if report is not None:
         write_json(folder / REPORT, report.to_json())
     tokenizer = copy_tokenizer(deployment.verifier, folder)
+    licences = copy_licences(weights, folder)
     kernels = _write_kernels(folder / PLUGINS, deployment, proxy, progress)
     write_sealed(
         folder / "config.json",
@@ -87,6 +91,7 @@ def prepare(
             "limits": asdict(deployment.limits),
             "members": members,
             "tokenizer": TOKENIZER if tokenizer else None,
+            "licenses": licences,
             "plugins": deployment.plugins,
             "kernels": PLUGINS if kernels else None,
             "files": digests_beside_checkpoints(folder),
@@ -102,6 +107,7 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
         record = open_bundle(bundle)
         target = TARGETS[record["target"]]
         deployment = _deployment(bundle, record, target)
+        check_tokenizer(deployment.verifier.folder)
     refuse_to_replace(out, ENGINES, [bundle])
     tensorrt = compiler_for(target)
     if tensorrt is None:
@@ -144,7 +150,7 @@ def _prepared(
         contract = deployment.author(member, profile, proxy).contract()
     return {
         "name": member.name,
-        "source": member.folder.resolve().name,
+        "source": name_of(member.folder),
         "weights": {"folder": where, **checkpoint.identity},
         **member.choices,
         "contract": contract.to_json(),

@@ -22,7 +22,7 @@ from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network
 from glmspec.build.network.shards import Mapping
 from glmspec.build.trt import Backend
-from glmspec.convert.checkpoint import Checkpoint, is_converted, parse_config, read_checkpoint
+from glmspec.convert.checkpoint import Checkpoint, config_of, is_converted, parse_config, read_checkpoint
 from glmspec.convert.conversion import plan_conversion, plan_source
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Options as Conversions
@@ -242,7 +242,7 @@ def _open_drafter(folder: Path, config_only: bool) -> Origin:
     if config_only:
         path = folder if folder.is_file() else folder / "config.json"
         record = read_json(path)
-        return Implied(parse_config(record.get("hf_config", record), str(path)))
+        return Implied(config_of(record, str(path)) if "hf_config" in record else parse_config(record, str(path)))
     return read_checkpoint(folder) if is_converted(folder) else plan_conversion(folder)
 
 
