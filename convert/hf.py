@@ -17,19 +17,19 @@ from glmspec.build.errors import GlmspecError
 from glmspec.build.network.form import Held
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Layout, Mapping, Split
-from glmspec.convert.conversion import Conversion, other_files, parts_record, source_record
+from glmspec.convert.conversion import Conversion, other_files, parts_record
 from glmspec.convert.files import HF_CHECKPOINT, producer, write_json
 from glmspec.convert.fused import partners
 from glmspec.convert.names import Options, Plan, activation_notes
+from glmspec.convert.origin import source_record
 from glmspec.convert.plan import Weight, chunks
+from glmspec.convert.sealed import MANIFEST, write_sealed
 from glmspec.convert.source import Source
 from glmspec.convert.storage import Stored, no_weight, weights_of
 from glmspec.convert.writer import Journal, Run
 
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.\d+\.(gate|up|down)_proj\.weight")
 _ALGOS = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8_PB_WO"}
-
-MANIFEST = "glmspec.json"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,10 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             "parts": parts_record(names, journal),
             "left_out": plan.left_out,
             "notes": [*source.notes, *plan.notes],
-            "source": source_record(source),
+            "license": source.terms.to_json(),
+            "beside": source.beside.left,
+            "source": source_record(source.folder, source.files),
+            "fingerprint": conversion.fingerprint,
         }
         config = hf_config(source, plan)
         write_json(folder / "config.json", {**config, "producer": producer(HF_CHECKPOINT)})
@@ -64,7 +67,7 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             section = {k: v for k, v in config["quantization_config"].items() if k not in ("quant_method", "ignore")}
             section["exclude_modules"] = config["quantization_config"]["ignore"]
             write_json(folder / "hf_quant_config.json", {"producer": section.pop("producer"), "quantization": section})
-        write_json(folder / MANIFEST, record | {"files": other_files(folder)})
+        write_sealed(folder / MANIFEST, record | {"files": other_files(folder)})
 
     replace(conversion, plan=plan).write_files(out, HF_CHECKPOINT, ["model"], run, finish)
 
