@@ -33,7 +33,7 @@ from glmspec.convert.scheme import (
 )
 
 HF_QUANT = "hf_quant_config.json"
-_CONFIGS = ("quantization_config", "compression_config")
+_CONFIGS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
 
 # ModelOpt's names: formats, activations. All others are refused by name.
 _ALGOS = {

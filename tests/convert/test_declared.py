@@ -141,6 +141,13 @@ def test_what_is_refused_by_name(tmp_path, config, expected):
         assert text in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["compression_config", "quantization"])
+def test_older_and_other_names_of_the_section(tmp_path, key):
+    assert declared(tmp_path, {key: BLOCKS}).formats(DOWN) == ("fp8_block",)
+    with pytest.raises(ConfigError, match=rf"config\.json: {key}: quant_method: found no such key"):
+        declared(tmp_path, {key: {"group_size": 64, "bits": 4}})  # as MLX writes it
+
+
 @pytest.mark.parametrize("location", ["input", "output", "q_attn", "k_cache", "somewhere"])
 def test_online_rotations_are_refused(tmp_path, location):
     """No tensor shows them, and without them every answer is wrong."""
