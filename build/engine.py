@@ -13,7 +13,6 @@ from glmspec.build.bundle import prepare
 from glmspec.build.configs.target import PROXY_PACKAGE, Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
 from glmspec.build.engine_writer import REPORT, compile_member, write_engines
-from glmspec.build.errors import MissingCapability
 from glmspec.build.kernels import check_plugins
 from glmspec.build.machine import compiler_for
 from glmspec.build.member import MTP
@@ -34,10 +33,10 @@ def build_engines(
     progress: Progress,
     *,
     check: bool = True,
-) -> None:
+) -> str | None:
     """Build an engine directory. check: validate first what can be validated without compiling. Raises naming the
     field, tensor or layer at fault, having written nothing. Where the target's TensorRT or GPU is not here, writes a
-    bundle and raises `MissingCapability` with the command that finishes it."""
+    bundle, and returns what is left to do and by which command."""
     tensorrt = compiler_for(target)
     author = tensorrt or backend(PROXY_PACKAGE)
     inputs = [verifier, *drafters]
@@ -56,7 +55,7 @@ def build_engines(
         refuse_failures(report)
     if tensorrt is None:
         prepare(deployment, report, inputs, out, author, progress)
-        raise MissingCapability(
+        return (
             f"{out}: a bundle with all that needs no GPU. Left to do, on a machine with a {target.name} and "
             f"{target.package}: glmspec-build engine --from-bundle {out} -o ENGINES"
         )
@@ -65,6 +64,7 @@ def build_engines(
         if report is not None:
             write_json(folder / REPORT, report.to_json())
         write_engines(deployment, compiled, folder, out, tensorrt, progress)
+    return None
 
 
 def check_weights(deployment: Deployment) -> None:

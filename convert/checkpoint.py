@@ -19,11 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import ARCHITECTURES as DRAFTERS
 from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import CheckpointError, ConfigError
+from glmspec.build.configs.kinds import Config, parse_config
+from glmspec.build.errors import CheckpointError
 from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import FORMATS
@@ -32,7 +30,6 @@ from glmspec.convert.files import sha256
 from glmspec.convert.formats import NUMPY, Block, to_float32
 from glmspec.convert.plan import Weight
 
-Config = VerifierConfig | DrafterConfig
 HASHED_AT_LOAD = 1 << 30  # bytes of weights up to which they are hashed again when they are opened
 
 
@@ -190,20 +187,6 @@ def check_digest(path: Path, digest: str, again: str = "Convert again.") -> None
     if not path.exists() or sha256(path) != digest:
         found = "changed since it was written" if path.exists() else "missing"
         raise CheckpointError(f"{path}: {found}. {again}")
-
-
-def parse_config(hf: dict[str, Any], source: str) -> Config:
-    """The frozen config of a Hugging Face config.json, its kind decided by `architectures`."""
-    names = hf.get("architectures")
-    if names == [VERIFIER]:
-        return VerifierConfig.from_hf(hf, source)
-    if isinstance(names, list) and len(names) == 1 and names[0] in DRAFTERS:
-        return DrafterConfig.from_hf(hf, source)
-    found = hf.get("model_type") or hf.get("speculators_model_type")
-    raise ConfigError(
-        f"{source}: architectures: found {names!r} (model_type {found!r}), expected {VERIFIER}"
-        f" or a drafter ({', '.join(DRAFTERS)})."
-    )
 
 
 def is_converted(folder: Path) -> bool:

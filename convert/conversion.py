@@ -13,13 +13,14 @@ from typing import Any
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.kinds import Config, check_config, parse_config
 from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
 from glmspec.build.errors import CheckpointError, GlmspecError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Mapping
-from glmspec.convert.checkpoint import Checkpoint, Config, is_converted, parse_config, read_checkpoint
+from glmspec.convert.checkpoint import Checkpoint, is_converted, read_checkpoint
 from glmspec.convert.files import CHECKPOINT, producer, resumable_folder, sha256, write_json
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
 from glmspec.convert.plan import Weight
@@ -178,6 +179,7 @@ def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
     """Read and check a Hugging Face folder; writes nothing. Raises naming the field or tensor at fault."""
     if is_converted(folder):
         raise CheckpointError(f"{folder}: already a converted checkpoint; use it as it is.")
+    check_config(folder)  # another architecture is told before a missing shard is
     return plan_source(Source(folder), options)
 
 

@@ -32,7 +32,6 @@ _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6],
 _FP4[8] = -0.0
 
 
-
 def _jit(function: Callable[..., Any]) -> Any:
     """Compiled at its first call, and kept on disk for the next process where numba finds a place for it."""
     make = functools.partial(numba.njit, nogil=True, error_model="numpy")

@@ -25,7 +25,11 @@ from pathlib import Path
 
 import click
 
+from glmspec.build.configs.fields import read_json
+from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError, MissingCapability
+from glmspec.build.progress import Progress
+from glmspec.triton_repo.interface import MODEL_NAME
 
 READY_TIMEOUT_S = 180
 EXIT_TIMEOUT_S = 30  # too short a one kills the stub in the middle and leaks shared memory
@@ -89,10 +93,7 @@ class Server:
 
     def start(self) -> Server:
         """Start and wait until the model is ready. Raises `EngineError` with the log's tail when it never is."""
-        if not (self.repository / "glmspec" / "config.pbtxt").exists():
-            raise EngineError(
-                f"{self.repository}: not a model repository. Make one: glmspec-build repo ENGINES -o REPO"
-            )
+        _require_repository(self.repository)
         for port in (self.ports.http, self.ports.grpc, self.ports.metrics):
             _bound(self.ports.host, port).close()  # else another server's answer would pass for ours
         self._scratch = Path(tempfile.mkdtemp(prefix="glmspec-triton-"))
@@ -162,20 +163,41 @@ class Server:
         return "\n".join([line for line in lines if not line.startswith(("|", "+"))][-_LOG_TAIL:])  # no option table
 
 
-def run_server(repository: Path, ports: Ports) -> None:
+def check_repository(repository: Path) -> None:
+    """Raise `EngineError` for a folder that is no repository of ours, or whose engines are gone or damaged,
+    `MissingCapability` for engines that this version cannot serve."""
+    _require_repository(repository)
+    record = read_json(repository / "config.json")["engines"]
+    engines = (repository / MODEL_NAME / "1" / record["folder"]).resolve()
+    if not (engines / "config.json").exists():
+        raise EngineError(f"{repository}: its engines are expected in {engines}, and are not there. Write it again.")
+    EngineDirectory.open(engines).check_runs()
+
+
+def _require_repository(repository: Path) -> None:
+    if not (repository / MODEL_NAME / "config.pbtxt").exists():
+        raise EngineError(f"{repository}: not a model repository. Make one: glmspec-build repo ENGINES -o REPO")
+
+
+def run_server(repository: Path, ports: Ports, progress: Progress) -> None:
     """Serve in the foreground until interrupted, terminated, or the server ends."""
+    check_repository(repository)
     descriptor, name = tempfile.mkstemp(prefix="glmspec-triton-", suffix=".log")
     os.close(descriptor)
     log = Path(name)
-    click.echo(f"Starting tritonserver, log in {log}", err=True)
+    progress.say(f"Starting tritonserver, log in {log}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with Server(repository, ports, log) as server:
+    server = Server(repository, ports, log)
+    try:
+        with progress.stage("Loading engines"):
+            server.start()
         click.echo(f"Ready: {ports.describe()}")
-        try:
-            code = server.wait()
-        except KeyboardInterrupt:
-            click.echo("Stopping", err=True)
-            return
+        code = server.wait()
+    except KeyboardInterrupt:
+        progress.say("Stopping")
+        return
+    finally:
+        server.stop()
     if code:
         raise EngineError(f"tritonserver ended with code {code}; its log is {log}")
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models import GOLDENS, edit_checkpoint
 
+from glmspec.build.configs.kinds import parse_config
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
@@ -23,7 +24,7 @@ from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.build.progress import Progress
 from glmspec.build.trt import backend
-from glmspec.convert.checkpoint import parse_config, read_checkpoint
+from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.conversion import plan_conversion
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Request
