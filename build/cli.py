@@ -141,7 +141,7 @@ def calibrate(source: Path, prompts: Path, output: Path) -> None:
 @as_json
 def verify(directory: Path, json_file: Path | None) -> None:
     """Check a converted checkpoint, a Hugging Face one of ours, or an engine directory again: every file's digest."""
-    from glmspec.build.inspect import describe
+    from glmspec.build.describe import describe
     from glmspec.build.verify import verify_folder
 
     start = time.perf_counter()
@@ -400,7 +400,8 @@ def serve(repository: Path, host: str, http_port: int, grpc_port: int, metrics_p
 @as_json
 def inspect(directory: Path, json_file: Path | None) -> None:
     """Show what a folder holds: a Hugging Face checkpoint, or anything that glmspec wrote."""
-    from glmspec.build.inspect import describe, show
+    from glmspec.build.describe import describe
+    from glmspec.build.inspect import show
 
     if json_file:
         write_json_to(json_file, describe(directory))

@@ -114,7 +114,8 @@ def adaptive(command: Any) -> Any:
                      help="JSON file of step times: read if it is there, else measured at start and written. "
                           "Default: measured at start."),
         click.option("--confidence-temperatures", "temperatures", type=FILE,
-                     help='JSON file {"temperatures": [one a draft]} that calibrates a drafter\'s confidence. Default: 1 each.'),
+                     help='JSON file {"temperatures": [one a draft]} that calibrates a drafter\'s confidence. '
+                          "Default: 1 each."),
     )(with_settings)  # fmt: skip
 
 

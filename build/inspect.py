@@ -11,14 +11,15 @@ from rich.table import Table
 
 from glmspec.build.bundle import open_bundle
 from glmspec.build.configs.fields import read_json
+from glmspec.build.describe import describe, kind_of
 from glmspec.build.directory import EngineDirectory
-from glmspec.build.errors import GlmspecError
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.command import left_out_lines
 
 
 def show(folder: Path) -> None:
-    """Print a converted checkpoint, an engine bundle or directory, or a model repository to stdout."""
+    """Print a checkpoint, an engine bundle or directory, a kernel folder or a model repository to stdout."""
+    kind_of(folder)
     record = read_json(folder / "config.json")
     console = Console()
     if "members" in record:
@@ -32,10 +33,44 @@ def show(folder: Path) -> None:
     elif "kernels_for" in record:
         _show_kernels(console, folder, record["kernels_for"])
     else:
-        raise GlmspecError(
-            f"{folder}: not a converted checkpoint, engine directory, engine bundle, kernel folder or model repository "
-            "of glmspec."
-        )
+        _show_published(console, describe(folder))
+
+
+def _show_published(console: Console, about: dict[str, Any]) -> None:
+    """What config and headers say, then what `convert` would make of them."""
+    console.print(f"[bold]{escape(about['folder'])}[/bold]: Hugging Face checkpoint, not converted yet")
+    table = _table("Checkpoint", "what", "value")
+    for key in ("architecture", "model", "dialect", "layers", "drafts", "mtp_modules", "max_position_embeddings"):
+        if key in about:
+            table.add_row(key, _cell(about[key]))
+    for key in ("files", "tensors", "parameters"):
+        if about.get(key):
+            table.add_row(key, _cell(about[key]))
+    if about.get("formats"):
+        table.add_row("formats", _counts(about["formats"]))
+    if "weights_here" in about:
+        size = _size(about["bytes"]) if about["weights_here"] else "none here: as the config implies"
+        table.add_row("weights", size)
+    table.add_row("text files", ", ".join(about["text_files"]) or "none")
+    console.print(table)
+    plan = about["convert"]
+    if not plan["accepted"]:
+        console.print(f"convert refuses it: {plan['error']}", markup=False, soft_wrap=True)
+        return
+    wrote = f"{_size(plan['bytes'])} in {plan['tensors']:,} tensors ({_counts(plan['formats'])})"
+    console.print(f"convert writes {wrote}, as one rank", markup=False, soft_wrap=True)
+    for reason, count in plan["left_out"].items():
+        console.print(f"left out {count:,} tensors: {reason}", markup=False, soft_wrap=True)
+    for note in plan["notes"]:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else escape(str(value))
+
+
+def _counts(formats: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in formats.items())
 
 
 def _show_bundle(console: Console, folder: Path, record: dict[str, Any]) -> None:
@@ -158,8 +193,8 @@ def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> 
 
 
 def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.1f} {unit}"
-        size /= 1024
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1000
     return ""

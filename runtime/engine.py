@@ -44,8 +44,8 @@ class Engine:
 
     drafter: name of the drafter to use (None takes the directory's default, if it has any). speculate: False
     loads no drafter. verification: how drafts that were drawn are verified, "standard" or "block". adaptive: choose
-    every step how many drafts are verified; None verifies them all. progress: told what is being loaded. Raises `EngineError` for a directory that does not
-    fit this version or its weights, or has no drafter for `adaptive`.
+    every step how many drafts are verified; None verifies them all. progress: told what is being loaded. Raises
+    `EngineError` for a directory that does not fit this version or its weights, or has no drafter for `adaptive`.
     A small model sets torch to one thread, for the whole process: more of them make it slower.
     """
 
