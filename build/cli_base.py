@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,15 @@ class Command(click.Command):
             ctx.obj.log(f"$ glmspec-build {shlex.join(sys.argv[1:])}")
             if verbose or log:
                 ctx.obj.detail(_versions())
-            result = super().invoke(ctx)
-            ctx.obj.detail(_usage())
-            return result
-        except BaseException as error:
+            return super().invoke(ctx)
+        except (GlmspecError, click.ClickException, KeyboardInterrupt) as error:
             ctx.obj.log(f"{type(error).__name__}: {error}")
             raise
+        except Exception:
+            ctx.obj.log(traceback.format_exc())
+            raise
         finally:
+            ctx.obj.detail(_usage())
             ctx.obj.close()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -155,7 +155,7 @@ class RichProgress(Progress):
         """A line, for those who asked for more."""
         self.log(text)
         if self._verbose:
-            self._console.print(text, markup=False, highlight=False, style="dim")
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True, style="dim")
 
     def show(self, table: Any) -> None:
         """On stderr, and as text in the log."""
