@@ -18,7 +18,6 @@ from glmspec.build.errors import GlmspecError
 _HUB_ID = re.compile(r"(?:https?://huggingface\.co/|hf://)?([\w.-]+/([\w.-]+))/?")
 _COUNT = re.compile(r"(\d+)|(\d+(?:\.\d+)?)([km])|(\d+)([KM])")
 _TIMES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
-_VERSIONS = ("glmspec", "torch", "triton", "tensorrt", "tensorrt-rtx", "transformers", "safetensors", "numpy")
 COMMON = "Every command"
 
 
@@ -179,15 +178,9 @@ def write_json_to(path: Path, value: Any) -> None:
 
 
 def _versions() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+    from glmspec.build.versions import versions
 
-    found = {"Python": sys.version.split()[0]}
-    for name in _VERSIONS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
-    return ", ".join(f"{name} {number}" for name, number in found.items())
+    return ", ".join(f"{name} {number or 'none'}" for name, number in versions().items())
 
 
 def _usage() -> str:

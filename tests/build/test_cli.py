@@ -49,7 +49,8 @@ COMMANDS = {
         "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",
     },
     "validate": {
-        "source", "--verifier", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--dtype",
+        "source", "--verifier", "--drafter", "--target", "--max-model-len", "--max-num-seqs",
+        "--max-num-batched-tokens", "--dtype",
         TP, "--quant", EP, "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
         "--mtp", "--group-layers", "--cache", "--stage", "--json", "--junit", "--num-speculative-tokens",
         "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",

@@ -87,7 +87,8 @@ def test_a_slip_of_the_pen_names_the_near_one(arguments, near):
 
 
 @pytest.mark.parametrize("text, number", [
-    ("4096", 4096), ("128k", 128_000), ("128K", 131_072), ("1m", 10**6), ("1M", 2**20), ("1.5k", 1500), ("0.5m", 500_000),
+    ("4096", 4096), ("128k", 128_000), ("128K", 131_072), ("1m", 10**6), ("1M", 2**20), ("1.5k", 1500),
+    ("0.5m", 500_000),
 ])  # fmt: skip
 def test_counts_are_read_as_vllm_reads_them(text, number):
     assert Count().convert(text, None, None) == number
@@ -202,7 +203,7 @@ def test_quiet_says_nothing_but_the_result(tmp_path):
 
 def test_verbose_says_versions_and_what_it_took(tmp_path):
     result = done("convert", CHECKPOINTS / "dspark", "-o", tmp_path / "ck", "-v")
-    assert re.search(r"Python 3\.\d+.*, glmspec .*, torch 2\.", result.stderr)
+    assert re.search(r"python 3\.\d+.*, glmspec .*, torch 2\.", result.stderr)
     assert re.search(r"CPU \d+\.\d s, at most \d+\.\d\d GB of memory", result.stderr)
     assert result.stdout == f"{tmp_path / 'ck'}\n"
     assert "exclude each other" in refused(2, "convert", CHECKPOINTS / "dspark", "-o", tmp_path / "x", "-q", "-v")
