@@ -140,7 +140,7 @@ def calibrate(source: Path, prompts: Path, output: Path) -> None:
 @click.argument("directory", type=FOLDER)
 @as_json
 def verify(directory: Path, json_file: Path | None) -> None:
-    """Check a converted checkpoint, a Hugging Face one of ours, or an engine directory again: every file's digest."""
+    """Check a folder that glmspec wrote again: the digest of every file, and of what it refers to."""
     from glmspec.build.describe import describe
     from glmspec.build.verify import verify_folder
 
@@ -166,6 +166,7 @@ def verify(directory: Path, json_file: Path | None) -> None:
     OUTPUT,
     click.option("-o", "--output", type=OUT, help="Engine directory (or bundle) to write."),
     click.option("--no-validate", is_flag=True, help="Skip the checks that `validate` makes."),
+    click.option("--resume", is_flag=True, help="Go on with the conversions of an interrupted run."),
     click.option("--from-bundle", "bundle", type=FOLDER,
                  help="Finish a bundle, on a machine with its GPU and TensorRT. Default of --output: BUNDLE-engines."),
 )  # fmt: skip
@@ -175,6 +176,7 @@ def engine(
     target: str | None,
     output: Path | None,
     no_validate: bool,
+    resume: bool,
     bundle: Path | None,
     **sizes: Any,
 ) -> None:
@@ -184,7 +186,7 @@ def engine(
     finishes it is told."""
     left = None
     if bundle:
-        given = (verifier, drafters, target, *sizes.values())
+        given = (verifier, drafters, target, resume, *sizes.values())
         if any(value not in _UNSAID for value in given):
             raise click.UsageError("--from-bundle knows its models, target and sizes: leave them out")
         from glmspec.build.bundle import finish, finished_name
@@ -199,7 +201,8 @@ def engine(
         from glmspec.build.engine import build_engines
 
         options = build_options(sizes)
-        left = build_engines(verifier, drafters, TARGETS[target], options, output, progress(), check=not no_validate)
+        flags = {"check": not no_validate, "resume": resume}
+        left = build_engines(verifier, drafters, TARGETS[target], options, output, progress(), **flags)
     result(str(output))
     if left:
         click.echo(left, err=True)
@@ -328,6 +331,7 @@ def plugins(
     OUTPUT,
     click.option("-o", "--output", type=WRITTEN,
                  help="JSON lines to write. Default: shown on a terminal, else to standard output."),
+    click.option("--resume", is_flag=True, help="Go on with the answers that an interrupted run kept."),
     click.option("--stats", "statistics", type=WRITTEN,
                  help="JSON file to write: acceptance, tokens and time over all answers. Default: none."),
     click.option("--max-tokens", required=True, type=Count(), help="Most new tokens a prompt."),
@@ -341,6 +345,7 @@ def generate(
     prompts: tuple[str, ...],
     chat: bool,
     output: Path | None,
+    resume: bool,
     statistics: Path | None,
     drafter: str | None,
     no_speculation: bool,
@@ -355,6 +360,8 @@ def generate(
         raise click.UsageError("--input and --prompt exclude each other")
     if not source and not prompts and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("give --input or --prompt; only on a terminal prompts can be typed")
+    if resume and not (output and (source or prompts)):
+        raise click.UsageError("--resume goes on with an --output of --input or --prompt: give them as before")
     if source and chat:
         raise click.UsageError("--input and --chat exclude each other: a line has messages instead of a prompt")
     from glmspec.runtime.engine import Engine
@@ -362,7 +369,7 @@ def generate(
     from glmspec.runtime.generate import generate as answer
 
     files = {"source": source, "output": output, "statistics": statistics}
-    wanted = Wanted(**files, prompts=prompts, chat=chat, settings=settings)
+    wanted = Wanted(**files, resume=resume, prompts=prompts, chat=chat, settings=settings)
     how = {"verification": verification, "adaptive": adaptive, "progress": progress()}
     answer(functools.partial(Engine, engines, drafter, not no_speculation, **how), wanted, progress())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 
 import click
 
-from glmspec.build.errors import GlmspecError
+from glmspec.build.errors import GlmspecError, os_error_text
 
 _HUB_ID = re.compile(r"(?:https?://huggingface\.co/|hf://)?([\w.-]+/([\w.-]+))/?")
 _COUNT = re.compile(r"(\d+)|(\d+(?:\.\d+)?)([km])|(\d+)([KM])")
@@ -147,13 +148,26 @@ class Commands(click.Group):
         except GlmspecError as error:
             click.echo(f"glmspec-build: {error}", err=True)
             sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("glmspec-build: interrupted", err=True)
+        except KeyboardInterrupt as error:
+            click.echo(f"glmspec-build: interrupted{f': {error}' if error.args else ''}", err=True)
             sys.exit(130)
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):  # its reader has read enough
+                click.echo(f"glmspec-build: {os_error_text(error)}", err=True)
+            _drop_output()
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order of the work."""
         return list(self.commands)
+
+
+def _drop_output() -> None:
+    """Let go of what standard output does not take; else Python tries again at exit, and complains."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def progress() -> Any:
@@ -169,12 +183,12 @@ def result(text: str) -> None:
 
 def write_json_to(path: Path, value: Any) -> None:
     """A JSON file, or standard output for "-"."""
-    from glmspec.convert.files import write_json
+    from glmspec.convert.files import json_bytes, write_output
 
     if str(path) == "-":
         result(json.dumps(value, indent=2))
     else:
-        write_json(path.resolve(), value)
+        write_output(path, json_bytes(value))
 
 
 def _versions() -> str:

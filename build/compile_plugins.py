@@ -24,7 +24,9 @@ from glmspec.build.errors import ConfigError
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
 from glmspec.build.progress import Progress
 from glmspec.build.validate.case import Case
-from glmspec.convert.files import KERNELS, new_folder, producer, write_json
+from glmspec.convert.files import KERNELS, producer
+from glmspec.convert.folders import new_folder
+from glmspec.convert.sealed import digests, write_sealed
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import SMS, Compiled, Variant, compile_all, write_compiled
 from glmspec.plugins.spec import COMPUTE
@@ -75,7 +77,8 @@ def compile_plugins(
         with new_folder(out, KERNELS) as folder:
             made = _compile(variants, target, progress)
             write_compiled(folder, target.compute_capability, made)
-            write_json(folder / "config.json", {"producer": producer(KERNELS), "kernels_for": target.name})
+            record = {"producer": producer(KERNELS), "kernels_for": target.name}
+            write_sealed(folder / "config.json", record | {"files": digests(folder, folder.iterdir())})
     if table:
         Console().print(_table(target.compute_capability, made))
     return {

@@ -24,6 +24,7 @@ from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, HF_CHECKPOINT, KE
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Options
 from glmspec.convert.recipe import RECIPES
+from glmspec.convert.sealed import kind_of
 from glmspec.convert.source import INDEX, SINGLE, Source
 from glmspec.convert.storage import field_of, weights_of
 from glmspec.convert.writer import cut, file_part
@@ -31,19 +32,11 @@ from glmspec.convert.writer import cut, file_part
 Record = dict[str, Any]
 
 
-def kind_of(folder: Path) -> str:
+def kind_in(folder: Path) -> str:
     """What a folder is, in our words. Raises `GlmspecError` for what is neither ours nor a checkpoint that we know."""
+    if kind := kind_of(folder):
+        return kind
     record = read_json(folder / "config.json")
-    marks = {
-        "members": BUNDLE,
-        "target": ENGINES,
-        "hf_config": CHECKPOINT,
-        "engines": REPOSITORY,
-        "kernels_for": KERNELS,
-    }
-    for mark, kind in marks.items():
-        if mark in record:
-            return kind
     if "architectures" not in record:
         raise GlmspecError(
             f"{folder}: not a checkpoint, engine directory, engine bundle, kernel folder or model repository of "
@@ -55,7 +48,7 @@ def kind_of(folder: Path) -> str:
 
 def describe(folder: Path) -> Record:
     """A folder's kind, sizes in bytes, versions and digests. Raises naming what is missing or damaged."""
-    kind = kind_of(folder)
+    kind = kind_in(folder)
     makers: dict[str, Callable[[Path], Record]] = {
         BUNDLE: _bundle,
         ENGINES: _engines,

@@ -31,10 +31,11 @@ from glmspec.build.trt import Backend
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import TOKENIZER_FILES, Conversion
 from glmspec.convert.files import ENGINES, MODEL_ENGINE, producer, sha256, write_bytes, write_json
+from glmspec.convert.sealed import digests, write_sealed
 from glmspec.convert.writer import Run
 from glmspec.plugins.registration import compile_kernels
 
-TOKENIZER, REPORT = "tokenizer", "validation.json"
+TOKENIZER, REPORT, CHECKPOINTS = "tokenizer", "validation.json", "checkpoints"
 TIMING_CACHE, BUILD_LOG = "timing.cache", "build.log"
 
 
@@ -83,7 +84,7 @@ def write_engines(
     for member in deployment.members:
         _write_member(deployment, member, weights[member.name], compiled[member.name], folder, out)
     tokenizer = copy_tokenizer(deployment.verifier, folder)
-    write_json(folder / "config.json", _directory_record(deployment, folder, tensorrt, tokenizer))
+    write_sealed(folder / "config.json", _directory_record(deployment, folder, tensorrt, tokenizer))
 
 
 def _write_member(
@@ -126,7 +127,7 @@ def _write_member(
                 "limits": asdict(limits),
                 "profiles": member.ranges(limits),
             },
-            "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
+            "weights": {"folder": where, **checkpoint.identity},
             "networks": {
                 profile: {"sha256": one.sha256, "layers": len(one.layers)} for profile, one in compiled.items()
             },
@@ -137,6 +138,21 @@ def _write_member(
             "contract": first.contract.to_json(),
         },
     )
+
+
+def weights_size(deployment: Deployment) -> int:
+    """Bytes of the weights that `written_weights` will write."""
+    origins = {id(one.origin): one.origin for one in deployment.members}
+    return sum(one.output_size for one in origins.values() if isinstance(one, Conversion))
+
+
+def keep_conversions(deployment: Deployment, folder: Path) -> None:
+    """Remove what an interrupted run left in a folder, but the conversions that `written_weights` goes on with."""
+    wanted = {one.name for one in deployment.members if isinstance(one.origin, Conversion)}
+    others = [left for left in folder.iterdir() if left.name != CHECKPOINTS]
+    others += [left for left in folder.glob(f"{CHECKPOINTS}/*") if left.name not in wanted]
+    for left in others:
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def written_weights(
@@ -150,8 +166,8 @@ def written_weights(
             continue
         if isinstance(origin, Conversion):
             with progress.bytes(f"Converting {name}", origin.size) as advance:
-                written = origin.write(folder / "checkpoints" / name, Run(advance=advance))
-            made[id(origin)] = (written, f"checkpoints/{name}")
+                written = origin.write_into(folder / CHECKPOINTS / name, Run(advance=advance))
+            made[id(origin)] = (written, f"{CHECKPOINTS}/{name}")
         else:
             made[id(origin)] = (origin, None)
     return {member.name: made[id(member.origin)] for member in deployment.members}
@@ -168,11 +184,14 @@ def copy_tokenizer(verifier: Member, folder: Path) -> bool:
     return True
 
 
+def digests_beside_checkpoints(folder: Path) -> dict[str, str]:
+    """The digest of every file of a folder but of converted checkpoints, whose own records have theirs."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return digests(folder, (path for path in paths if path.relative_to(folder).parts[0] != "checkpoints"))
+
+
 def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, tokenizer: bool) -> dict[str, Any]:
     target, members = deployment.target, deployment.members
-    listed = [folder / one.name / "config.json" for one in members]
-    if tokenizer:
-        listed += (folder / TOKENIZER).iterdir()
     mapping = deployment.mapping
     return {
         "producer": producer(ENGINES),
@@ -191,5 +210,5 @@ def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, t
             {"name": one.name, "kind": one.config.kind, "source": one.source or one.folder.resolve().name}
             for one in deployment.drafters
         ],
-        "files": {str(path.relative_to(folder)): sha256(path) for path in sorted(listed)},
+        "files": digests_beside_checkpoints(folder),
     }

@@ -27,6 +27,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
+from glmspec.build.units import size_text
+
 EVERY_S = 30.0  # between lines of a stage that goes on, where there is no bar to look at
 
 
@@ -167,7 +169,7 @@ class RichProgress(Progress):
             self.log(taken.get())
 
     def _done(self, title: str, seconds: float, volume: int = 0) -> None:
-        speed = f", {volume / 1e9 / seconds:.2f} GB/s" if volume > 1e9 else ""
+        speed = f", {size_text(volume / seconds)}/s" if volume > 1e9 else ""
         self.log(f"{title} {seconds:.1f} s{speed}")
         self._console.print(f"{escape(title)} [dim]{seconds:.1f} s{speed}[/dim]", highlight=False)
 

@@ -21,15 +21,13 @@ from glmspec.convert.files import HF_CHECKPOINT, producer, write_json
 from glmspec.convert.fused import partners
 from glmspec.convert.names import Options, Plan, activation_notes
 from glmspec.convert.plan import Weight, chunks
+from glmspec.convert.sealed import MANIFEST, write_sealed
 from glmspec.convert.source import Source
 from glmspec.convert.storage import Stored, weights_of
 from glmspec.convert.writer import Journal, Run
 
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.\d+\.(gate|up|down)_proj\.weight")
 _ALGOS = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8_PB_WO"}
-
-
-MANIFEST = "glmspec.json"
 
 
 def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
@@ -45,6 +43,7 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             "left_out": plan.left_out,
             "notes": [*source.notes, *plan.notes],
             "source": source_record(source),
+            "fingerprint": conversion.fingerprint,
         }
         config = hf_config(source, plan)
         write_json(folder / "config.json", {**config, "producer": producer(HF_CHECKPOINT)})
@@ -52,7 +51,7 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             section = {k: v for k, v in config["quantization_config"].items() if k not in ("quant_method", "ignore")}
             section["exclude_modules"] = config["quantization_config"]["ignore"]
             write_json(folder / "hf_quant_config.json", {"producer": section.pop("producer"), "quantization": section})
-        write_json(folder / MANIFEST, record | {"files": other_files(folder)})
+        write_sealed(folder / MANIFEST, record | {"files": other_files(folder)})
 
     replace(conversion, plan=plan).write_files(out, HF_CHECKPOINT, ["model"], run, finish)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 
@@ -85,8 +86,11 @@ def plan_verifier(source: Source, config: VerifierConfig, options: Options) -> P
 
 
 def plan_drafter(source: Source, config: DrafterConfig, options: Options) -> Plan:
-    """Plan a drafter. Weights it shares with the verifier may be absent."""
-    absent = {name for name in SHARED_WEIGHTS if _spelled(source, name) not in source}
+    """Plan a drafter. Weights it shares with the verifier may be absent; what the training job's wrappers put before
+    names, and the verifier's own tensors that it saved beside the drafter's, are noted and left out."""
+    owned = {name for name in source.tensors if _of_the_verifier(source, config, name)}
+    held, wrappers = _unwrapped(source, owned)
+    absent = {name for name in SHARED_WEIGHTS if _spelled(held, name) not in source}
     if config.reduced_vocabulary and "lm_head.weight" in absent:
         raise CheckpointError(
             f"{source.folder}: tensor lm_head.weight: missing, "
@@ -95,14 +99,21 @@ def plan_drafter(source: Source, config: DrafterConfig, options: Options) -> Pla
         )
     taker = _Taker(source, options, None)
     specs = checkpoint_specs(config, 0)
-    weights = [taker.single(spec, _spelled(source, spec.name)) for spec in specs if spec.name not in absent]
+    weights = [taker.single(spec, _spelled(held, spec.name)) for spec in specs if spec.name not in absent]
     taker.complain()
-    left_out = _closed(
-        source, weights, {"target-to-draft mask, implied by d2t": lambda name: name == _spelled(source, "t2d")}
-    )
+    offsets, mask = _spelled(held, "d2t"), _spelled(held, "t2d")
+    reasons = {
+        "the verifier's own, which serves without a copy": lambda name: name in owned,
+        "rotary frequencies, computed from the config": lambda name: name.endswith("rotary_emb.inv_freq"),
+    }
     if config.reduced_vocabulary:
-        _check_vocabulary_map(source, config)
-    return Plan(tuple(weights), left_out)
+        reasons["target-to-draft mask, implied by d2t"] = lambda name: name == mask
+        _check_vocabulary_map(source, config, offsets, mask)
+    else:
+        reasons["map of a whole vocabulary to itself"] = lambda name: name in (offsets, mask)
+        _check_identity(source, config, offsets, mask)
+    notes = (f"names of tensors are read without their wrappers' {', '.join(wrappers)}",) if wrappers else ()
+    return Plan(tuple(weights), _closed(source, weights, reasons), notes)
 
 
 def activation_notes(weights: list[Weight], guessed: list[str], options: Options) -> list[str]:
@@ -246,9 +257,41 @@ _DRAFTER_SPELLINGS: tuple[Callable[[str], str], ...] = (
 )
 
 
-def _spelled(source: Source, name: str) -> str:
-    """The name under which a drafter's checkpoint holds a weight; our own when it does not."""
-    return next((found for spell in _DRAFTER_SPELLINGS if (found := spell(name)) in source), name)
+def _spelled(held: dict[str, str], name: str) -> str:
+    """The name under which a drafter's checkpoint holds a weight; our own when it does not. held: `_unwrapped`'s."""
+    return next((held[found] for spell in _DRAFTER_SPELLINGS if (found := spell(name)) in held), name)
+
+
+# A verifier's head, last norm and embedding, or all of it, under the names that training code keeps them by. A norm or
+# projection of `target` features may be a trained part of a drafter, so it is none of these.
+_OWNED = re.compile(
+    r"(?:.*\.)?(?:(?:verifier|teacher)(?:_model)?[._](?:model\.)?(?:lm_head|norm|embed_tokens)"
+    r"|target(?:_model)?[._](?:model\.)?(?:lm_head|embed_tokens)"
+    r"|(?:verifier|teacher|target)_model\..*)\.weight"
+)
+
+
+def _of_the_verifier(source: Source, config: DrafterConfig, name: str) -> bool:
+    """Named as the verifier's, and as wide."""
+    return bool(_OWNED.fullmatch(name)) and source.tensors[name].shape[-1:] == (config.hidden_size,)
+
+
+def _unwrapped(source: Source, owned: set[str]) -> tuple[dict[str, str], list[str]]:
+    """A drafter's tensors by name without what wraps it in training, and those wrappers: what stands before every name,
+    and modules with private names (`_orig_mod`, `_fsdp_wrapped_module`) wherever they stand."""
+    paths = {name: name.split(".") for name in sorted(source.tensors.keys() - owned)}
+    private = sorted({part for path in paths.values() for part in path if part.startswith("_")})
+    paths = {name: [part for part in path if part not in private] for name, path in paths.items()}
+    modules = zip(*(path[:-1] for path in paths.values()), strict=False)
+    before = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, modules)]
+    held: dict[str, str] = {}
+    for name, path in paths.items():
+        if (other := held.setdefault(".".join(path[len(before) :]), name)) != name:
+            raise CheckpointError(
+                f"{source.folder}: tensors {other} and {name}: one tensor twice but for {' and '.join(private)}, "
+                "expected it once."
+            )
+    return held, [] if before == ["model"] and not private else [f"{part}." for part in (*before, *private)]
 
 
 def _closed(source: Source, weights: list[Weight], reasons: dict[str, Callable[[str], bool]]) -> dict[str, list[str]]:
@@ -272,20 +315,29 @@ def _closed(source: Source, weights: list[Weight], reasons: dict[str, Callable[[
     return left_out
 
 
-def _check_vocabulary_map(source: Source, config: DrafterConfig) -> None:
+def _check_vocabulary_map(source: Source, config: DrafterConfig, offsets: str, mask: str) -> None:
     """d2t reaches distinct target ids, exactly those that t2d, if there is one, marks."""
-    offset = source.read(_spelled(source, "d2t")).long()
+    offset = source.read(offsets).long()
     reached = (torch.arange(len(offset)) + offset).sort().values
     if reached[0] < 0 or reached[-1] >= config.vocab_size:
         raise CheckpointError(
             f"{source.folder}: tensor d2t: reaches target ids {reached[0]} to {reached[-1]}, "
             f"expected ids from 0 to {config.vocab_size - 1}."
         )
-    mask = _spelled(source, "t2d")
     if mask in source and not torch.equal(reached, source.read(mask).nonzero().squeeze(1)):
         raise CheckpointError(f"{source.folder}: tensor d2t: its target ids and those marked in t2d differ.")
     if (reached.diff() == 0).any():
         raise CheckpointError(f"{source.folder}: tensor d2t: reaches a target id twice, expected distinct ones.")
+
+
+def _check_identity(source: Source, config: DrafterConfig, offsets: str, mask: str) -> None:
+    """Where a drafter has the whole vocabulary, d2t moves no token and t2d marks every one."""
+    for name, moved in ((offsets, lambda found: found != 0), (mask, lambda found: found == 0)):
+        if name in source and (source.tensors[name].shape != (config.vocab_size,) or moved(source.read(name)).any()):
+            raise CheckpointError(
+                f"{source.folder}: tensor {name}: found a reduced vocabulary, expected every one of the "
+                f"{config.vocab_size} tokens to stand for itself, because draft_vocab_size is vocab_size."
+            )
 
 
 def _mtp_modules(source: Source, config: VerifierConfig) -> set[int]:

@@ -17,6 +17,7 @@ from glmspec.runtime.request import Request
 from glmspec.runtime.settings import chat_ids, request_of
 from glmspec.runtime.show import Shown, legend
 
+Finished = Callable[[int, Job], None]
 NEW = "/new"  # typed: begins another conversation, as an empty line does
 
 
@@ -33,15 +34,32 @@ def text_request(
     return made
 
 
-def watch(engine: Engine, requests: Iterable[Request], console: Console) -> tuple[list[Job], float]:
-    """Answer one by one, shown as they grow; the seconds that took."""
+def _nothing(at: int, job: Job) -> None:
+    """What is done with an answer that is only shown."""
+
+
+def watch(
+    engine: Engine, requests: Iterable[Request], console: Console, finished: Finished = _nothing
+) -> tuple[list[Job], float]:
+    """Answer one by one, shown as they grow; the seconds that took. finished: called with each one's place and
+    answer."""
     _legend(engine, console)
+    jobs: list[Job] = []
     start = time.perf_counter()
-    jobs = [_answer(engine, request, console) for request in requests]
+    for at, request in enumerate(requests):
+        jobs.append(_answer(engine, request, console))
+        finished(at, jobs[-1])
     return jobs, time.perf_counter() - start
 
 
-def converse(engine: Engine, settings: Mapping[str, Any], console: Console, *, chat: bool) -> tuple[list[Job], float]:
+def converse(
+    engine: Engine,
+    settings: Mapping[str, Any],
+    console: Console,
+    finished: Finished = _nothing,
+    *,
+    chat: bool,
+) -> tuple[list[Job], float]:
     """Answer one prompt a line until Ctrl-D, or Ctrl-C at the prompt; Ctrl-C in an answer ends the answer. chat: the
     lines are one conversation, until an empty one. Returns the seconds without the typing."""
     jobs: list[Job] = []
@@ -65,6 +83,7 @@ def converse(engine: Engine, settings: Mapping[str, Any], console: Console, *, c
             with _presses() as pressed:
                 jobs.append(_answer(engine, request, console, pressed))
             seconds += time.perf_counter() - start
+            finished(len(jobs) - 1, jobs[-1])
             said += [{"role": "user", "content": text}, {"role": "assistant", "content": jobs[-1].answer.text}]
     return jobs, seconds
 

@@ -19,20 +19,23 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from glmspec.build.configs.fields import read_json
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError, MissingCapability
 from glmspec.build.progress import Progress
+from glmspec.convert.files import opened_alone
 from glmspec.triton_repo.interface import MODEL_NAME
+from glmspec.triton_repo.repository import open_repository
 
 READY_TIMEOUT_S = 180
 EXIT_TIMEOUT_S = 30  # too short a one kills the stub in the middle and leaks shared memory
+_SCRATCH, _LOCK = "glmspec-triton-", "lock"
 _LOG_TAIL = 25  # lines of the server's log shown when it fails
 
 
@@ -78,7 +81,7 @@ class Server:
     def __init__(self, repository: Path, ports: Ports, log: Path) -> None:
         self.repository, self.ports, self.log = repository.resolve(), ports, log
         self._process: subprocess.Popen | None = None
-        self._scratch: Path | None = None
+        self._scratch = ExitStack()
 
     def __enter__(self) -> Server:
         return self.start()
@@ -93,12 +96,15 @@ class Server:
 
     def start(self) -> Server:
         """Start and wait until the model is ready. Raises `EngineError` with the log's tail when it never is."""
-        _require_repository(self.repository)
+        if not (self.repository / MODEL_NAME / "config.pbtxt").exists():
+            raise EngineError(
+                f"{self.repository}: not a model repository. Make one: glmspec-build repo ENGINES -o REPO"
+            )
         for port in (self.ports.http, self.ports.grpc, self.ports.metrics):
             _bound(self.ports.host, port).close()  # else another server's answer would pass for ours
-        self._scratch = Path(tempfile.mkdtemp(prefix="glmspec-triton-"))
         try:
-            command, environment = _command(self._scratch)
+            scratch, lock = self._scratch.enter_context(scratch_folder())
+            command, environment = _command(scratch)
             with self.log.open("wb") as log:
                 # Its own session, so that a terminal's interrupt reaches us first and we stop it in order.
                 self._process = subprocess.Popen(
@@ -107,6 +113,7 @@ class Server:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    pass_fds=[lock],
                 )
             self._wait_ready()
         except BaseException:
@@ -128,8 +135,7 @@ class Server:
             with suppress(ProcessLookupError):  # a server that runs out of its exit timeout leaves its stub
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.close()
 
     def _arguments(self) -> list[str]:
         ports = self.ports
@@ -163,26 +169,11 @@ class Server:
         return "\n".join([line for line in lines if not line.startswith(("|", "+"))][-_LOG_TAIL:])  # no option table
 
 
-def check_repository(repository: Path) -> None:
-    """Raise `EngineError` for a folder that is no repository of ours, or whose engines are gone or damaged,
-    `MissingCapability` for engines that this version cannot serve."""
-    _require_repository(repository)
-    record = read_json(repository / "config.json")["engines"]
-    engines = (repository / MODEL_NAME / "1" / record["folder"]).resolve()
-    if not (engines / "config.json").exists():
-        raise EngineError(f"{repository}: its engines are expected in {engines}, and are not there. Write it again.")
-    EngineDirectory.open(engines).check_runs()
-
-
-def _require_repository(repository: Path) -> None:
-    if not (repository / MODEL_NAME / "config.pbtxt").exists():
-        raise EngineError(f"{repository}: not a model repository. Make one: glmspec-build repo ENGINES -o REPO")
-
-
 def run_server(repository: Path, ports: Ports, progress: Progress) -> None:
-    """Serve in the foreground until interrupted, terminated, or the server ends."""
-    check_repository(repository)
-    descriptor, name = tempfile.mkstemp(prefix="glmspec-triton-", suffix=".log")
+    """Serve in the foreground until interrupted, terminated, or the server ends. Raises before anything starts for a
+    repository or engines that are damaged, and for engines that this version cannot serve."""
+    EngineDirectory.open(open_repository(repository)).check_runs()
+    descriptor, name = tempfile.mkstemp(prefix=_SCRATCH, suffix=".log")
     os.close(descriptor)
     log = Path(name)
     progress.say(f"Starting tritonserver, log in {log}")
@@ -200,6 +191,21 @@ def run_server(repository: Path, ports: Ports, progress: Progress) -> None:
         server.stop()
     if code:
         raise EngineError(f"tritonserver ended with code {code}; its log is {log}")
+
+
+@contextmanager
+def scratch_folder() -> Iterator[tuple[Path, int]]:
+    """A temporary folder, and the descriptor of a lock that says it is in use: by this process and by those that
+    inherit it. Folders of runs that were killed, whose locks nobody holds, are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{_LOCK}"):
+        with suppress(OSError), opened_alone(left, wait=False):
+            shutil.rmtree(left.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    try:
+        with opened_alone(folder / _LOCK, wait=False) as lock:
+            yield folder, lock
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _command(scratch: Path) -> tuple[list[str], dict[str, str]]:

@@ -36,8 +36,8 @@ def fault_of(error: GlmspecError) -> Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One stage. facts: what was checked, in words; numbers: by name. why: of a stage that was not run; missing: because
-    this machine lacks something."""
+    """One stage. facts: what was checked, in words; numbers: by name. why: of a stage that was not run; missing:
+    because this machine lacks something."""
 
     stage: str
     title: str

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 from support.cli import done, refused, run
 from support.models import ASSETS, GOLDENS, edit_checkpoint
 
 from glmspec.build.cli import main
 from glmspec.build.cli_base import COMMON, Count
+from glmspec.build.directory import EngineDirectory
 from glmspec.build.progress import RichProgress
 
 CHECKPOINTS = GOLDENS / "checkpoints"
@@ -212,7 +213,8 @@ def test_verbose_says_versions_and_what_it_took(tmp_path):
 def test_a_log_file_has_it_all_with_the_time_and_is_appended_to(tmp_path):
     log = tmp_path / "log"
     for quiet in ((), ("-q",)):
-        done("convert", CHECKPOINTS / "dspark", "-o", tmp_path / "ck", "--log-file", log, *quiet)
+        out = tmp_path / f"ck{len(quiet)}"
+        done("convert", CHECKPOINTS / "dspark", "-o", out, "--log-file", log, *quiet)
     refused(1, "inspect", tmp_path, "--log-file", log)
     lines = log.read_text().splitlines()
     assert all(re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", line) for line in lines)
@@ -356,21 +358,27 @@ def test_statistics_have_tokens_time_versions_and_digests(made, tmp_path):
 # -- what cannot be served ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target, code", [("b200", 3), ("rtx-pro-6000", 3)])
-def test_repo_and_serve_refuse_what_this_version_cannot_serve(made, tmp_path, target, code):
-    """As `generate` does. A repository may have been written before its engines were built again for a GPU."""
-    home = tmp_path / "engines"
-    CliRunner()
-    subprocess.run(["cp", "-r", made / "engines", home], check=True)
-    done("repo", home, "-o", tmp_path / "repository")
-    record = json.loads((home / "config.json").read_text())
-    (home / "config.json").write_text(json.dumps(record | {"target": target}))
-    told = "this version runs engines for the target cpu only"
-    assert told in refused(code, "repo", home, "-o", tmp_path / "other")
-    assert told in refused(code, "serve", tmp_path / "repository")
-    (home / "config.json").write_text(json.dumps(record | {"producer": record["producer"] | {"kind": "engine bundle"}}))
-    assert "a bundle, not an engine directory yet" in refused(1, "repo", home, "-o", tmp_path / "other")
-    assert "a bundle, not an engine directory yet" in refused(1, "serve", tmp_path / "repository")
-    (home / "config.json").unlink()
-    assert "are not there" in refused(1, "serve", tmp_path / "repository")
+def test_repo_and_serve_refuse_what_this_version_cannot_serve(made, tmp_path, monkeypatch):
+    """As `generate` does; a repository may be of a version that could."""
+    engines = tmp_path / "engines"
+    done("engine", "--verifier", CHECKPOINTS / "verifier", "--target", "rtx-pro-6000", "-o", engines, "--no-validate",
+         "--max-model-len", 64, "--max-num-seqs", 1)  # fmt: skip
+    told = "built for rtx-pro-6000, and this version runs engines for the target cpu only"
+    assert told in refused(3, "repo", engines, "-o", tmp_path / "other")
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineDirectory, "check_runs", lambda self: None)
+        done("repo", engines, "-o", tmp_path / "repository")
+    assert told in refused(3, "serve", tmp_path / "repository")
     assert not (tmp_path / "other").exists()
+
+
+def test_repo_and_serve_refuse_bundles_and_engines_that_are_gone(made, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    done("engine", "--verifier", made / "checkpoint", "--target", "h200", "-o", tmp_path / "bundle", "--no-validate")
+    told = "a bundle, not an engine directory yet"
+    assert told in refused(1, "repo", tmp_path / "bundle", "-o", tmp_path / "other")
+    assert "not a model repository" in refused(1, "serve", tmp_path / "bundle")
+    shutil.copytree(made / "engines", tmp_path / "engines")
+    done("repo", tmp_path / "engines", "-o", tmp_path / "repository")
+    shutil.rmtree(tmp_path / "engines")
+    assert str(tmp_path / "engines") in refused(1, "serve", tmp_path / "repository")

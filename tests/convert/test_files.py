@@ -13,13 +13,12 @@ from glmspec.build.errors import GlmspecError
 from glmspec.convert.files import (
     CHECKPOINT,
     ENGINES,
-    new_folder,
     producer,
-    refuse_to_replace,
     sha256,
     write_bytes,
     write_json,
 )
+from glmspec.convert.folders import new_folder, refuse_to_replace
 
 # -- files --------------------------------------------------------------------------------------
 
@@ -126,12 +125,12 @@ def test_an_interrupted_replacement_keeps_the_older_folder(tmp_path, monkeypatch
     rename = Path.rename
 
     def fail(self, target):
-        if ".partial-" in self.name:
-            raise OSError("no")
+        if self.name == ".out.partial":
+            raise OSError(5, "no")
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="no"):
+    with pytest.raises(GlmspecError, match=r"out: cannot be written \(no\)"):
         fill(tmp_path / "out", "two")
     assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "one"]
     assert os.listdir(tmp_path) == ["out"]
