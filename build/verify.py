@@ -49,7 +49,8 @@ def _verify_kernels(folder: Path, _: Progress) -> str:
     again = "Compile the plugins again."
     record = open_sealed(folder / "config.json", {"kernels_for": str, "files": dict}, again)
     check_files(folder, record["files"], again)
-    return f"{folder}: kernel folder: {len(record['files'])} files as they were compiled"
+    kernels = sum(name.endswith(".cubin") for name in record["files"])
+    return f"{folder}: kernel folder: {kernels} kernels as they were compiled"
 
 
 def _lines(first: str, checkpoints: Iterable[Checkpoint], progress: Progress) -> str:

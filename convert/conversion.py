@@ -21,15 +21,16 @@ from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Mapping
+from glmspec.convert.agreement import check_declared
 from glmspec.convert.checkpoint import HASHED_AT_LOAD, Checkpoint, is_converted, read_checkpoint
 from glmspec.convert.files import CHECKPOINT, producer, sha256, write_json
 from glmspec.convert.folders import resumable_folder
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
-from glmspec.convert.sealed import MANIFEST, open_manifest, write_sealed
+from glmspec.convert.sealed import MANIFEST, open_manifest, open_sealed, write_sealed
 from glmspec.convert.source import Source
-from glmspec.convert.storage import weights_of
+from glmspec.convert.storage import check_formats, weights_of
 from glmspec.convert.writer import JOURNAL, Journal, Run, cut, file_part, write_parts
 
 # Copied beside the weights when the source has them: what text in and text out needs.
@@ -213,7 +214,7 @@ def is_written(folder: Path, record_file: str, fingerprint: str) -> bool:
     """Whether a folder is a finished conversion with this fingerprint, its files as they were written: by size, and by
     digest where they are small."""
     try:
-        record = read_json(folder / record_file)
+        record = open_sealed(folder / record_file, {"parts": dict, "files": dict}, "")
         parts, files = record["parts"], record["files"]
         if record.get("fingerprint") != fingerprint or any(
             (folder / name).stat().st_size != part["size"] for name, part in parts.items()
@@ -248,9 +249,11 @@ def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
 def plan_source(source: Source, options: Options) -> Conversion:
     """Plan the conversion of an opened source."""
     config = parse_config(source.config, f"{source.folder}/config.json")
+    check_formats(source)
     if isinstance(config, VerifierConfig):
-        _check_agreement(source, options)
+        notes = _check_agreement(source, options)
         plan = plan_verifier(source, config, options)
+        source.notes += notes
         return Conversion(source, config, plan, options, _end_tokens(source, config))
     if options.activations.amax:
         raise GlmspecError(f"{source.folder}: --calibration: drafters are not quantized.")
@@ -260,21 +263,20 @@ def plan_source(source: Source, options: Options) -> Conversion:
         raise GlmspecError(
             f"{source.folder}: --quant {options.recipe.name}: drafters are not quantized; use auto or bf16."
         )
-    return Conversion(source, config, plan_drafter(source, config, options), options, None)
+    plan = plan_drafter(source, config, options)
+    parts = [part.stored for weight in plan.weights for task in weight.tasks for part in task.parts]
+    source.notes += check_declared(source, {one.name: one for one in parts})
+    return Conversion(source, config, plan, options, None)
 
 
-def _check_agreement(source: Source, options: Options) -> None:
-    """The recipe's rules and the calibration's modules must be of this checkpoint, and so must its own claims."""
+def _check_agreement(source: Source, options: Options) -> tuple[str, ...]:
+    """The recipe's rules and the calibration's modules must be of this checkpoint, and so must its own claims. Returns
+    notes on these."""
     found = weights_of(source)
     modules = [name.removesuffix(".weight") for name in found]
     options.recipe.check_used(modules)
     options.activations.check_known(modules)
-    claims = "quantization_config" in source.config or (source.folder / "hf_quant_config.json").exists()
-    if claims and not any(one.format in QUANTIZED for one in found.values()):
-        raise CheckpointError(
-            f"{source.folder}: its config says that it is quantized, and no weight has scales. "
-            "Remove quantization_config (and hf_quant_config.json), or get the quantized files."
-        )
+    return check_declared(source, found)
 
 
 def other_files(folder: Path) -> dict[str, str]:

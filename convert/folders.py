@@ -147,8 +147,12 @@ class _Place:
     def _move_up(self, work: Path) -> None:
         names = sorted(os.listdir(work), key=lambda name: name == "config.json")  # last: it makes the folder whole
         write_json(work / _MOVING, names)
-        for name in names:
-            (work / name).rename(self.path / name)
+        try:
+            for name in names:
+                (work / name).rename(self.path / name)
+        except BaseException:
+            self.recover()
+            raise
         sync_folder(self.path)
         (work / _MOVING).unlink()
         work.rmdir()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from glmspec.build.errors import CheckpointError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.formats import BLOCK, GROUP
+from glmspec.build.network.formats import BLOCK, GROUP, QUANTIZED
 from glmspec.build.network.shards import Layout, Mapping, check_shards, layout_of
 from glmspec.convert.calibration import INPUT_MOST, Activations
 from glmspec.convert.formats import Block, plain
@@ -27,7 +28,17 @@ from glmspec.convert.fused import partners
 from glmspec.convert.plan import Part, Task, Weight, chunks
 from glmspec.convert.recipe import Recipe
 from glmspec.convert.source import Source
-from glmspec.convert.storage import EXPERT_MATRICES, NO_WEIGHTS, Shape, Stored, field_of, find, stored, stored_integers
+from glmspec.convert.storage import (
+    EXPERT_MATRICES,
+    NO_WEIGHTS,
+    Shape,
+    Stored,
+    field_of,
+    find,
+    no_weight,
+    stored,
+    stored_integers,
+)
 
 _LISTED = 8  # names shown in an error before "and N more"
 
@@ -69,10 +80,6 @@ def plan_verifier(source: Source, config: VerifierConfig, options: Options) -> P
             mtp and name.startswith(copies)
         ),
         "indexer of a layer that shares another's top-k": lambda name: ".indexer." in name and _layer(name) in shared,
-        "K/V scale of a cache format that is not used": lambda name: name.endswith(
-            ("k_proj.k_scale", "v_proj.v_scale")
-        ),
-        "rotary frequencies, computed from the config": lambda name: name.endswith("rotary_emb.inv_freq"),
     }
     left_out = _closed(source, weights, reasons)
     check_shards([(one.name, one.layout, one.format) for one in weights], options.mapping)
@@ -262,18 +269,18 @@ def _spelled(held: dict[str, str], name: str) -> str:
     return next((held[found] for spell in _DRAFTER_SPELLINGS if (found := spell(name)) in held), name)
 
 
-# A verifier's head, last norm and embedding, or all of it, under the names that training code keeps them by. A norm or
+# A whole verifier, and one's head, last norm and embedding, under the names that training code keeps them by. A norm or
 # projection of `target` features may be a trained part of a drafter, so it is none of these.
-_OWNED = re.compile(
-    r"(?:.*\.)?(?:(?:verifier|teacher)(?:_model)?[._](?:model\.)?(?:lm_head|norm|embed_tokens)"
-    r"|target(?:_model)?[._](?:model\.)?(?:lm_head|embed_tokens)"
-    r"|(?:verifier|teacher|target)_model\..*)\.weight"
+_VERIFIER = re.compile(r"(.*\.)?(verifier|teacher|target)(_model|\.model)\..*")
+_PART_OF_VERIFIER = re.compile(
+    r"(.*\.)?((verifier|teacher)[._](lm_head|norm|embed_tokens)|target[._](lm_head|embed_tokens))\.weight"
 )
 
 
 def _of_the_verifier(source: Source, config: DrafterConfig, name: str) -> bool:
-    """Named as the verifier's, and as wide."""
-    return bool(_OWNED.fullmatch(name)) and source.tensors[name].shape[-1:] == (config.hidden_size,)
+    """Named as the verifier's and, where it is a part alone, as wide."""
+    wide = source.tensors[name].shape[-1:] == (config.hidden_size,)
+    return bool(_VERIFIER.fullmatch(name) or (wide and _PART_OF_VERIFIER.fullmatch(name)))
 
 
 def _unwrapped(source: Source, owned: set[str]) -> tuple[dict[str, str], list[str]]:
@@ -294,11 +301,19 @@ def _unwrapped(source: Source, owned: set[str]) -> tuple[dict[str, str], list[st
     return held, [] if before == ["model"] and not private else [f"{part}." for part in (*before, *private)]
 
 
-def _closed(source: Source, weights: list[Weight], reasons: dict[str, Callable[[str], bool]]) -> dict[str, list[str]]:
+def _closed(source: Source, weights: list[Weight], reasons: dict[str, Callable[[str], Any]]) -> dict[str, list[str]]:
     """Account for every tensor: consumed, left out for a reason, or an error."""
     consumed = {name for weight in weights for name in weight.names}
 
-    reasons = {**reasons, "scale of a weight that is not quantized": lambda name: field_of(source, name) in consumed}
+    def spare(name: str) -> bool:
+        base = field_of(source, name)
+        return base in consumed and stored(source, base).format not in QUANTIZED
+
+    reasons = {
+        **reasons,
+        **{why: pattern.fullmatch for why, pattern in NO_WEIGHTS.items()},
+        "scale of a weight that is not quantized": spare,
+    }
     left_out: dict[str, list[str]] = {}
     surplus = []
     for name in sorted(source.tensors.keys() - consumed):
@@ -348,9 +363,7 @@ def _mtp_modules(source: Source, config: VerifierConfig) -> set[int]:
     return {
         layer
         for name in source.tensors
-        if (layer := _layer(name) or 0) >= first
-        and (layer in counted or ".eh_proj." in name)
-        and not name.endswith(NO_WEIGHTS)
+        if (layer := _layer(name) or 0) >= first and (layer in counted or ".eh_proj." in name) and not no_weight(name)
     }
 
 

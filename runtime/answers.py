@@ -112,8 +112,11 @@ def kept_answers(output: Path, fingerprint: str, count: int | None, resume: bool
         if len(found) > 1 and not resume:
             raise RequestError(f"{place}: left by an interrupted run; go on with --resume, or delete it")
         kept = Kept(descriptor, place, output)
-        kept.resume(fingerprint) if resume else kept.begin(fingerprint)
+        if resume:
+            kept.resume(fingerprint)
         try:
+            if not resume:
+                kept.begin(fingerprint)
             yield kept
         except BaseException as error:
             if count is None:

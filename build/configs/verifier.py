@@ -191,16 +191,16 @@ def rope_theta(fields: Fields) -> float:
     """The rotary base, from `rope_parameters` or, in older configs, the top level or `rope_scaling`. All places, and
     all kinds of layers where `rope_parameters` lists them, must say the same, and no other embedding than the default
     over all rotary columns."""
-    places = [fields, *_ropes(fields, "rope_parameters"), *_ropes(fields, "rope_scaling")]
-    for place in places:
+    ropes = [*_ropes(fields, "rope_parameters"), *_ropes(fields, "rope_scaling")]
+    for rope in ropes:
+        rope.choice("rope_type", ("default",), "default")
+        rope.choice("type", ("default",), "default")
+    for place in (*ropes, fields):
         place.choice("partial_rotary_factor", (1.0, 1), 1.0)
-    for place in places[1:]:
-        place.choice("rope_type", ("default",), "default")
-        place.choice("type", ("default",), "default")
-    bases = [(place, place.number("rope_theta")) for place in places if place.has("rope_theta")]
+    bases = [(place, place.number("rope_theta")) for place in (*ropes, fields) if place.has("rope_theta")]
     if not bases:
         fields.fail("rope_parameters", "an object with rope_theta, or a rope_theta of its own")
-    first, theta = bases[-1]
+    first, theta = bases[0]
     for place, other in bases:
         if other != theta:
             place.fail("rope_theta", f"agreement with that of {first.source} ({theta})")

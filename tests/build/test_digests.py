@@ -173,8 +173,18 @@ def test_a_checkpoint_sealed_again_is_not_the_one_engines_were_built_for(copied,
             check(copied)
 
 
+@pytest.mark.parametrize("key", EDITS)
+def test_an_edited_checkpoint_is_refused_by_itself(checkpoint, tmp_path, key):
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "ck"))
+    values = json.loads((folder / "config.json").read_text())
+    EDITS[key](values)
+    (folder / "config.json").write_text(json.dumps(values))
+    assert "config.json: changed since it was written" in refused(1, "verify", folder)
+    assert "changed since" in refused(1, "engine", "--verifier", folder, "--target", "cpu", "-o", tmp_path / "out")
+
+
 def test_a_drafter_s_checkpoint_sealed_again_is_refused_too(copied):
-    rewrite(copied / "checkpoints" / "dspark" / "config.json", lambda values: values["hf_config"].update(note="x"))
+    rewrite(copied / "checkpoints" / "dspark" / "config.json", lambda values: values["hf_config"].update(_note="x"))
     with pytest.raises(GlmspecError, match=r"not the checkpoint .*dspark was made for"):
         Engine(copied)
     Engine(copied, speculate=False)
