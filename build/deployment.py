@@ -11,6 +11,7 @@ from pathlib import Path
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.fields import read_json
+from glmspec.build.configs.kinds import parse_config
 from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits
 from glmspec.build.configs.target import Target
 from glmspec.build.configs.tensorrt import KV_CACHE_DTYPES
@@ -22,7 +23,7 @@ from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network
 from glmspec.build.network.shards import Mapping
 from glmspec.build.trt import Backend
-from glmspec.convert.checkpoint import Checkpoint, config_of, is_converted, parse_config, read_checkpoint
+from glmspec.convert.checkpoint import Checkpoint, config_of, is_converted, read_checkpoint
 from glmspec.convert.conversion import plan_conversion, plan_source
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Options as Conversions

@@ -13,8 +13,8 @@ from typing import Any
 
 from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.errors import EngineError
-from glmspec.build.machine import Machine
+from glmspec.build.errors import EngineError, MissingCapability
+from glmspec.build.machine import Machine, this_machine
 from glmspec.convert.checkpoint import Checkpoint, built_for
 from glmspec.convert.files import BUNDLE, ENGINES
 from glmspec.convert.sealed import check_files, check_shape, kind_of, open_sealed
@@ -121,6 +121,16 @@ class EngineDirectory:
             raise EngineError(
                 f"{self.folder}: built by {tensorrt['package']} {tensorrt['version']}, and this machine has "
                 f"{machine.version}. Install that version, or build the engine directory again."
+            )
+
+    def check_runs(self) -> None:
+        """Raise `EngineError` for engines of another machine, `MissingCapability` for those this version cannot run."""
+        self.check_machine(this_machine(self.record["tensorrt"]["package"]))
+        target = self.record["target"]
+        if target != "cpu":
+            raise MissingCapability(
+                f"{self.folder}: built for {target}, and this version runs engines for the target cpu only. "
+                "Build with --target cpu to generate or serve on this machine."
             )
 
     @property

@@ -13,7 +13,6 @@ from glmspec.build.bundle import prepare
 from glmspec.build.configs.target import PROXY_PACKAGE, Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
 from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_engines
-from glmspec.build.errors import MissingCapability
 from glmspec.build.kernels import check_plugins
 from glmspec.build.machine import compiler_for
 from glmspec.build.member import MTP
@@ -40,11 +39,10 @@ def build_engines(
     *,
     check: bool = True,
     resume: bool = False,
-) -> None:
+) -> str | None:
     """Build an engine directory. check: validate first what can be validated without compiling. resume: go on with the
     conversions of an interrupted run. Raises naming the field, tensor or layer at fault, having written nothing. Where
-    the target's TensorRT or GPU is not here, writes a bundle and raises `MissingCapability` with the command that
-    finishes it."""
+    the target's TensorRT or GPU is not here, writes a bundle, and returns what is left to do and by which command."""
     tensorrt = compiler_for(target)
     author = tensorrt or backend(PROXY_PACKAGE)
     inputs, kind = [verifier, *drafters], ENGINES if tensorrt else BUNDLE
@@ -75,10 +73,11 @@ def build_engines(
                 write_json(folder / REPORT, report.to_json())
             write_engines(deployment, compiled, folder, out, tensorrt, progress)
     if tensorrt is None:
-        raise MissingCapability(
+        return (
             f"{out}: a bundle with all that needs no GPU. Left to do, on a machine with a {target.name} and "
             f"{target.package}: glmspec-build engine --from-bundle {out} -o ENGINES"
         )
+    return None
 
 
 def check_weights(deployment: Deployment) -> None:
