@@ -132,7 +132,7 @@ def calibrate(source: Path, prompts: Path, output: Path) -> None:
 @main.command()
 @click.argument("directory", type=_FOLDER)
 def verify(directory: Path) -> None:
-    """Check a converted checkpoint, a Hugging Face one of ours, or an engine directory again: every file's digest."""
+    """Check a folder that glmspec wrote again: the digest of every file, and of what it refers to."""
     from glmspec.build.progress import RichProgress
     from glmspec.build.verify import verify_folder
 

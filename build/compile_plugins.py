@@ -21,8 +21,9 @@ from glmspec.build.errors import ConfigError
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
 from glmspec.build.progress import Progress
 from glmspec.build.validate.case import Case
-from glmspec.convert.files import KERNELS, producer, write_json
+from glmspec.convert.files import KERNELS, producer
 from glmspec.convert.folders import new_folder
+from glmspec.convert.sealed import digests, write_sealed
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import SMS, Compiled, Variant, compile_all, write_compiled
 from glmspec.plugins.spec import COMPUTE
@@ -68,7 +69,8 @@ def compile_plugins(variants: Sequence[Variant], target: Target, out: Path | Non
         return
     with new_folder(out, KERNELS) as folder:
         write_compiled(folder, target.compute_capability, _compile(variants, target, progress))
-        write_json(folder / "config.json", {"producer": producer(KERNELS), "kernels_for": target.name})
+        record = {"producer": producer(KERNELS), "kernels_for": target.name}
+        write_sealed(folder / "config.json", record | {"files": digests(folder, folder.iterdir())})
 
 
 def _compile(variants: Sequence[Variant], target: Target, progress: Progress) -> list[Compiled]:

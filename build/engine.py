@@ -23,8 +23,11 @@ from glmspec.build.trt import backend
 from glmspec.build.units import size_text
 from glmspec.build.validate.run import Wanted, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
+from glmspec.convert.conversion import Conversion
 from glmspec.convert.files import BUNDLE, ENGINES, write_json
 from glmspec.convert.folders import refuse_to_replace, resumable_folder
+from glmspec.convert.terms import Terms
+from glmspec.convert.tokenizer import check_tokenizer
 
 
 def build_engines(
@@ -48,6 +51,9 @@ def build_engines(
     refuse_to_replace(out, kind, inputs)
     with progress.stage("Reading checkpoints"):
         deployment = open_deployment(verifier, drafters, target, options)
+        check_tokenizer(deployment.verifier.folder)
+    for note in beside_notes(deployment):
+        progress.note(note)
     with resumable_folder(out, kind, inputs, resume, weights_size(deployment)) as folder:
         keep_conversions(deployment, folder)
         with progress.stage("Checking checkpoints"):
@@ -76,10 +82,23 @@ def build_engines(
 
 
 def check_weights(deployment: Deployment) -> None:
-    """Compare every converted checkpoint with its digests."""
-    for member in deployment.members:
-        if isinstance(member.origin, Checkpoint):
-            member.origin.check()
+    """Compare every converted checkpoint with its digests, once: several members may use one."""
+    origins = {id(member.origin): member.origin for member in deployment.members}
+    for origin in origins.values():
+        if isinstance(origin, Checkpoint):
+            origin.check()
+
+
+def beside_notes(deployment: Deployment) -> list[str]:
+    """What a user should know of files beside the weights, licences among them."""
+    notes: list[str] = []
+    for origin in {id(member.origin): member.origin for member in deployment.members}.values():
+        if isinstance(origin, Checkpoint):
+            warning = Terms.from_json(origin.record.get("license")).warning
+            notes += [f"{origin.folder}: {warning}"] if warning else []
+        elif isinstance(origin, Conversion):
+            notes += [f"{origin.source.folder}: {note}" for note in origin.source.notes]
+    return notes
 
 
 def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Deployment:

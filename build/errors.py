@@ -35,7 +35,7 @@ class ConfigError(GlmspecError):
 
 
 class CheckpointError(GlmspecError):
-    """A checkpoint folder, shard or tensor is missing, surplus or of a wrong shape."""
+    """A checkpoint folder, shard or tensor is missing, surplus or of a wrong shape; a file of ours changed."""
 
 
 class NetworkError(GlmspecError):

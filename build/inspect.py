@@ -15,6 +15,7 @@ from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import GlmspecError
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.command import left_out_lines
+from glmspec.convert.terms import terms_lines
 
 
 def show(folder: Path) -> None:
@@ -36,6 +37,8 @@ def show(folder: Path) -> None:
             f"{folder}: not a converted checkpoint, engine directory, engine bundle, kernel folder or model repository "
             "of glmspec."
         )
+    for line in terms_lines(folder.resolve().name, record):
+        console.print(line, markup=False)
 
 
 def _show_bundle(console: Console, folder: Path, record: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ def read_requests(
     """The requests of a file, in order; blank lines are skipped. settings: of every line that does not say otherwise.
     Raises `RequestError` naming the line at fault."""
     try:
-        text = source.read_text(encoding="utf-8")
+        text = source.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError(f"{source}: not UTF-8 text ({error})") from None
     for number, line in enumerate(text.split("\n"), 1):

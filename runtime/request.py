@@ -10,6 +10,7 @@ from glmspec.build.errors import RequestError
 from glmspec.runtime.sampling import GREEDY, Sampling
 
 STOP, LENGTH = "stop", "length"
+STOPS_MOST, STOP_LONGEST = 64, 1024  # stop texts, and characters of one: every token is compared with all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,10 @@ class Request:
             raise RequestError(f"max_tokens: found {self.max_tokens}, expected at least 1")
         if any(not text for text in self.stop):
             raise RequestError("stop: found an empty text, expected at least one character")
+        if len(self.stop) > STOPS_MOST:
+            raise RequestError(f"stop: found {len(self.stop)} texts, expected at most {STOPS_MOST}")
+        if longest := next((len(text) for text in self.stop if len(text) > STOP_LONGEST), 0):
+            raise RequestError(f"stop: found a text of {longest} characters, expected at most {STOP_LONGEST}")
         if self.stop and not has_text:
             raise RequestError("stop: this engine has no tokenizer, so it cannot look for text")
         odd = next((token for token in self.stop_token_ids if not 0 <= token < vocab_size), None)

@@ -12,16 +12,13 @@ law of margins, which goes on learning.
 from __future__ import annotations
 
 import copy
-import json
 import tempfile
 from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import click
 import numpy as np
-from benchmark import ASSETS, OUT, console, machine, prompts
+from measured import ASSETS, console, interval, made_by, origin, prompts, write
 from rich.progress import Progress as Bar
 from tiny.corpus import held_out_prompts
 
@@ -58,7 +55,8 @@ FIXED, CPU = "fixed blocks", "this CPU's"
 
 @dataclass
 class Tally:
-    """What a run did, decoding alone. sequence_steps: steps, counted once for every sequence in them."""
+    """What a run did, decoding alone. sequence_steps: steps, counted once for every sequence in them. by_request:
+    tokens and steps of every request."""
 
     steps: int = 0
     sequence_steps: int = 0
@@ -66,6 +64,7 @@ class Tally:
     drafts: int = 0
     accepted: int = 0
     sizes: tuple[tuple[int, int], ...] = ()  # sequences and rows of every step
+    by_request: tuple[tuple[int, int], ...] = ()
 
     def ms(self, costs: CostTable) -> float:
         """What it would have taken."""
@@ -79,7 +78,7 @@ class Tally:
             "tokens a step": self.tokens / self.sequence_steps,
             "acceptance rate": self.accepted / self.drafts,
             "modelled tokens/s": {name: 1000 * self.tokens / self.ms(table) for name, table in costs.items()},
-            "counts": {key: value for key, value in asdict(self).items() if key != "sizes"},
+            "counts": {key: value for key, value in asdict(self).items() if key not in ("sizes", "by_request")},
         }
 
 
@@ -110,6 +109,7 @@ def run(engine: Engine, requests: list[Request], watched: Watched) -> tuple[Tall
     engine.loop.adaptive = watched
     tally, begun, sizes = Tally(), set(), []
     answers = {engine.add(request): [] for request in requests}
+    counts = {sequence: np.zeros(2, dtype=int) for sequence in answers}
     while engine.busy:
         watched.counts = []
         gained = [(sequence, delta) for sequence, delta in engine.step() if delta.tokens]
@@ -119,6 +119,8 @@ def run(engine: Engine, requests: list[Request], watched: Watched) -> tuple[Tall
         begun.update(sequence for sequence, _ in gained)
         if not decoding:
             continue
+        for sequence, delta in decoding:
+            counts[sequence] += len(delta.tokens), 1
         tally.steps += 1
         tally.sequence_steps += len(decoding)
         tally.drafts += sum(watched.counts)
@@ -126,6 +128,7 @@ def run(engine: Engine, requests: list[Request], watched: Watched) -> tuple[Tall
         tally.accepted += sum(delta.accepted for _, delta in decoding)
         sizes.append((len(decoding), len(decoding) + sum(watched.counts)))
     tally.sizes = tuple(sizes)
+    tally.by_request = tuple(map(tuple, counts.values()))
     return tally, list(answers.values())
 
 
@@ -143,7 +146,7 @@ def requests_of(engine: Engine, prompts: list[str], temperature: float, first_se
 
 def prompts_of() -> tuple[list[str], list[str]]:
     """Prompts to measure with, and others to learn of beforehand."""
-    measured = prompts()
+    measured = [one.text for one in prompts()]
     others = [one.prompt for one in held_out_prompts(2 * WARM_UP, seed=8)]
     return measured, [one for one in others if one not in measured][:WARM_UP]
 
@@ -181,11 +184,15 @@ def measure(engine: Engine, way: str, prompts: list[str], others: list[str], adv
         chosen = {name: AdaptiveVerification(copy.deepcopy(estimates), table) for name, table in costs.items()}
         for name, adaptive in ({FIXED: None} | chosen).items():
             tally, answers = run(engine, requests, Watched(adaptive))
+            counts_PC = np.array(tally.by_request).reshape(len(rounds), len(prompts), 2).sum(0)
             if name == FIXED:
-                expected = answers
+                expected, fixed_PC = answers, counts_PC
             if way == "greedy" and answers != expected:
                 raise AssertionError(f"{engine.drafter_name}, {name}: another text than with fixed blocks")
-            runs.append({"temperature": temperature, "verified": name} | tally.summary(costs))
+            told = {"temperature": temperature, "verified": name} | tally.summary(costs)
+            if name != FIXED:
+                told["interval"] = interval(_change, counts_PC, fixed_PC)
+            runs.append(told)
             advance()
     learned_of = {
         "temperatures": getattr(estimates, "temperatures", None),
@@ -194,23 +201,23 @@ def measure(engine: Engine, way: str, prompts: list[str], others: list[str], adv
     return {"learned": learned_of, "measured costs": asdict(costs[CPU]), "runs": runs}
 
 
+def _change(mine_DC: np.ndarray, fixed_DC: np.ndarray) -> np.ndarray:
+    """Of tokens a step, beside fixed blocks."""
+    return (mine_DC[:, 0] / mine_DC[:, 1]) / (fixed_DC[:, 0] / fixed_DC[:, 1]) - 1
+
+
 @click.command()
 def main() -> None:
     """Measure and write the report."""
     prompts, others = prompts_of()
-    result = {
-        "date": date.today().isoformat(),
-        "machine": machine(),
-        "versions": {name: version(name) for name in ("glmspec", "torch", "tensorrt-rtx", "numpy")},
-        "config": {
-            "sequences at once": SEQUENCES,
-            "new tokens": NEW_TOKENS,
-            "prompts": len(prompts),
-            "other prompts": len(others),
-            "costs": {name: asdict(table) for name, table in COSTS.items()},
-        },
-        "drafters": {},
+    config = {
+        "sequences at once": SEQUENCES,
+        "new tokens": NEW_TOKENS,
+        "prompts": len(prompts),
+        "other prompts": len(others),
+        "costs": {name: asdict(table) for name, table in COSTS.items()},
     }
+    result = made_by(("glmspec", "torch", "tensorrt-rtx", "numpy"), **config) | {"drafters": {}}
     with tempfile.TemporaryDirectory() as scratch, Bar(console=console) as bar:
         tables = sum(len(temperatures) * len(DRAFTERS[way]) for way, temperatures in WAYS.items())
         task = bar.add_task("Runs", total=tables * (2 + len(COSTS)))
@@ -222,10 +229,7 @@ def main() -> None:
             for name in DRAFTERS[way]:
                 measured = measure(Engine(engines, name), way, prompts, others, lambda: bar.advance(task))
                 result["drafters"].setdefault(name, {})[way] = measured
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "adaptive.json").write_text(json.dumps(result, indent=2) + "\n")
-    (OUT / "adaptive.md").write_text(report(result))
-    console.print((OUT / "adaptive.md").read_text(), markup=False)
+    write("adaptive", result, report)
 
 
 def changes(one: dict, fixed: dict) -> tuple[float, float]:
@@ -240,7 +244,9 @@ def lines_of(runs: list[dict]) -> str:
         name, told = one["verified"], ("", "", "")
         if one is not fixed:
             speed = one["modelled tokens/s"][name] / fixed["modelled tokens/s"][name]
-            told = (*(f"{change:+.1%}" for change in changes(one, fixed)), f"{speed:.2f}")
+            edges = " to ".join(f"{edge:+.1%}" for edge in one["interval"])
+            drafts, tokens = (f"{change:+.1%}" for change in changes(one, fixed))
+            told = (drafts, f"{tokens} ({edges})", f"{speed:.2f}")
         lines.append(
             f"| {name} | {one['drafts a token']:.2f} | {told[0]} | {one['rows a token']:.2f} "
             f"| {one['tokens a step']:.2f} | {told[1]} | {one['acceptance rate']:.1%} | {told[2]} |"
@@ -275,8 +281,7 @@ HEAD = """| costs | drafts a token | change | rows a token | tokens a step | cha
 
 def report(result: dict) -> str:
     """The page people read."""
-    config, host = result["config"], result["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    config = result["config"]
     shown, met, always = [], [], {}
     for title, runs in tables_of(result):
         fixed = runs[0]
@@ -290,8 +295,7 @@ def report(result: dict) -> str:
     found = "; ".join(f"{name} {', '.join(sorted(lines)) or 'nowhere'}" for name, lines in always.items())
     return f"""# Adaptive verification, tiny models
 
-Written by `scripts/benchmark_adaptive.py` on {result["date"]}: {host["cpu"]}, {host["cores"]} cores,
-Python {host["python"]}; {versions}.
+{origin("benchmark_adaptive.py", result)}
 
 The {config["prompts"]} prompts of `assets/prompts.jsonl`, {config["sequences at once"]} at once, up to
 {config["new tokens"]} new tokens each, blocks of 8 drafts (mtp: 3). The calibration of the confidence head (dspark) and
@@ -301,11 +305,11 @@ every sequence in it. Foreknowledge would verify what stands and nothing else: n
 
 Drafts, rows, steps and tokens are those of real runs. Drafts are the drafter's best, and the text is the same in all
 lines of a table; or, where it says so, drawn and verified in the standard way, over {ROUNDS["probabilistic"]} seeds a
-prompt: texts differ then, and tokens a step by a percent or two by chance alone. Times are not real: a GPU that is
-bound by rows is modelled. A verifier run takes 2 ms up to {FEW_ROWS} rows (anchors alone) and then so much more for
-every row as the line says, a drafter run 0.5 ms and 0.02 ms a block. Speed is modelled tokens a second, in units of
-those of fixed blocks under the same costs. The last line is chosen, and reckoned, by the table that was measured on
-this CPU when the engine was loaded.
+prompt: texts differ then. In brackets is the middle 95 % of the change over drawn sets of prompts. Times are not real:
+a GPU that is bound by rows is modelled. A verifier run takes 2 ms up to {FEW_ROWS} rows (anchors alone) and then so
+much more for every row as the line says, a drafter run 0.5 ms and 0.02 ms a block. Speed is modelled tokens a second,
+in units of those of fixed blocks under the same costs. The last line is chosen, and reckoned, by the table that was
+measured on this CPU when the engine was loaded.
 
 Required of a setting that is bound by its budget: at least {FEWER_DRAFTS:.0%} fewer drafts a token at no more than
 {FEWER_TOKENS:.0%} fewer tokens a step. What meets it in every table of a drafter: {found}. At 0.025 ms a row

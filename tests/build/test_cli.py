@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from support.cli import done, refused
 from support.models import GOLDENS, edit_checkpoint
+from support.records import rewrite
 
 from glmspec.build.cli import main
 
@@ -469,8 +470,7 @@ def test_adaptive_verification_from_the_command_line(engines, tmp_path):
     options = ("--cost-table", table, "--confidence-temperatures", temperatures, "--adaptive-threshold", 0.2)
     for switch in ("--adaptive-verification", "--enable-adaptive-verification"):
         assert ids(answers(engines, tmp_path, switch, *options)) == plain
-    made = json.loads(table.read_text())
-    table.write_text(json.dumps(made | {"engines_sha256": "0" * 64}))
+    rewrite(table, lambda values: values.update(engines_sha256="0" * 64))
     arguments = ("generate", engines, "--input", tmp_path / "prompts.jsonl", "--output", tmp_path / "out.jsonl")
     arguments = (*arguments, "--max-tokens", 2, "--adaptive-verification")
     assert "engines_sha256: found '000000000000'" in refused(1, *arguments, *options)
