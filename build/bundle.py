@@ -41,7 +41,8 @@ from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend
 from glmspec.build.validate.report import Report
 from glmspec.convert.checkpoint import Checkpoint, built_for
-from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, write_json
+from glmspec.convert.files import BUNDLE, ENGINES, producer, write_json
+from glmspec.convert.folders import new_folder, refuse_to_replace
 from glmspec.convert.sealed import check_files, check_shape, kind_of, open_sealed, write_sealed
 
 PLUGINS = "plugins"
@@ -65,33 +66,33 @@ _MEMBER = {
 
 
 def prepare(
-    deployment: Deployment, report: Report | None, inputs: list[Path], out: Path, proxy: Backend, progress: Progress
+    deployment: Deployment, report: Report | None, folder: Path, out: Path, proxy: Backend, progress: Progress
 ) -> None:
-    """Write a bundle. proxy: the TensorRT that authors the networks here, to know their contracts."""
-    with new_folder(out, BUNDLE, inputs) as folder:
-        weights = written_weights(deployment, folder, progress)
-        members = [
-            _prepared(deployment, member, weights[member.name], out, proxy, progress) for member in deployment.members
-        ]
-        if report is not None:
-            write_json(folder / REPORT, report.to_json())
-        tokenizer = copy_tokenizer(deployment.verifier, folder)
-        kernels = _write_kernels(folder / PLUGINS, deployment, proxy, progress)
-        write_sealed(
-            folder / "config.json",
-            {
-                "producer": producer(BUNDLE),
-                "target": deployment.target.name,
-                "compute": deployment.compute,
-                "limits": asdict(deployment.limits),
-                "members": members,
-                "tokenizer": TOKENIZER if tokenizer else None,
-                "plugins": deployment.plugins,
-                "kernels": PLUGINS if kernels else None,
-                "files": digests_beside_checkpoints(folder),
-                "finish": f"glmspec-build engine --from-bundle {out} -o ENGINES",
-            },
-        )
+    """Fill a bundle that will be at `out`. proxy: the TensorRT that authors the networks here, to know their
+    contracts."""
+    weights = written_weights(deployment, folder, progress)
+    members = [
+        _prepared(deployment, member, weights[member.name], out, proxy, progress) for member in deployment.members
+    ]
+    if report is not None:
+        write_json(folder / REPORT, report.to_json())
+    tokenizer = copy_tokenizer(deployment.verifier, folder)
+    kernels = _write_kernels(folder / PLUGINS, deployment, proxy, progress)
+    write_sealed(
+        folder / "config.json",
+        {
+            "producer": producer(BUNDLE),
+            "target": deployment.target.name,
+            "compute": deployment.compute,
+            "limits": asdict(deployment.limits),
+            "members": members,
+            "tokenizer": TOKENIZER if tokenizer else None,
+            "plugins": deployment.plugins,
+            "kernels": PLUGINS if kernels else None,
+            "files": digests_beside_checkpoints(folder),
+            "finish": f"glmspec-build engine --from-bundle {out} -o ENGINES",
+        },
+    )
 
 
 def finish(bundle: Path, out: Path, progress: Progress) -> None:
@@ -110,12 +111,12 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
             f"{target.package} {machine.version or 'not installed'} and "
             f"{f'a GPU of {machine.compute_capability}' if machine.compute_capability else 'no GPU'}."
         )
-    for member, prepared in zip(deployment.members, record["members"], strict=True):
-        for profile in deployment.profiles(member):  # before anything is compiled: minutes of that machine cost
-            contract = deployment.author(member, profile, tensorrt, plugged=True).contract()
-            _same_contract(bundle, member.name, profile, contract, Contract.from_json(prepared["contract"]))
-    compiled = {member.name: compile_member(deployment, member, tensorrt, progress) for member in deployment.members}
     with new_folder(out, ENGINES, [bundle]) as folder:
+        for member, prepared in zip(deployment.members, record["members"], strict=True):
+            for profile in deployment.profiles(member):  # before anything is compiled: minutes of that machine cost
+                contract = deployment.author(member, profile, tensorrt, plugged=True).contract()
+                _same_contract(bundle, member.name, profile, contract, Contract.from_json(prepared["contract"]))
+        compiled = {one.name: compile_member(deployment, one, tensorrt, progress) for one in deployment.members}
         if (bundle / REPORT).exists():
             shutil.copyfile(bundle / REPORT, folder / REPORT)
         write_engines(deployment, compiled, folder, out, tensorrt, progress)

@@ -7,6 +7,7 @@ is at fault (one message, no traceback), 2 wrong usage, 3 this machine lacks som
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,19 @@ import click
 
 from glmspec.build.cli_options import FILE, PLACE, WRITTEN, adaptive, build_options, drafting, sampling, sizes
 from glmspec.build.configs.target import TARGETS
-from glmspec.build.errors import GlmspecError
+from glmspec.build.errors import GlmspecError, os_error_text
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _OUT = click.Path(file_okay=False, path_type=Path)
 _UNSAID = (None, (), False, "auto", "greedy")  # what size options are that nobody gave
+
+
+def _drop_output() -> None:
+    """Let go of what standard output does not take; else Python tries again at exit, and complains."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Commands(click.Group):
@@ -31,9 +40,14 @@ class _Commands(click.Group):
         except GlmspecError as error:
             click.echo(f"glmspec-build: {error}", err=True)
             sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("glmspec-build: interrupted", err=True)
+        except KeyboardInterrupt as error:
+            click.echo(f"glmspec-build: interrupted{f': {error}' if error.args else ''}", err=True)
             sys.exit(130)
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):  # its reader has read enough
+                click.echo(f"glmspec-build: {os_error_text(error)}", err=True)
+            _drop_output()
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -130,6 +144,7 @@ def verify(directory: Path) -> None:
 @sizes
 @click.option("-o", "--output", type=_OUT, help="Engine directory (or bundle) to write.")
 @click.option("--no-validate", is_flag=True, help="Skip the checks that `validate` makes.")
+@click.option("--resume", is_flag=True, help="Go on with the conversions of an interrupted run.")
 @click.option("--from-bundle", "bundle", type=_FOLDER, help="Finish a bundle, on a machine with its GPU and TensorRT.")
 def engine(
     verifier: Path | None,
@@ -137,6 +152,7 @@ def engine(
     target: str | None,
     output: Path | None,
     no_validate: bool,
+    resume: bool,
     bundle: Path | None,
     **sizes: Any,
 ) -> None:
@@ -148,7 +164,7 @@ def engine(
     if bundle:
         from glmspec.build.bundle import finish, finished_name
 
-        given = (verifier, drafters, target, *sizes.values())
+        given = (verifier, drafters, target, resume, *sizes.values())
         if any(value not in _UNSAID for value in given):
             raise click.UsageError("--from-bundle knows its models, target and sizes: leave them out")
         output = output or finished_name(bundle)
@@ -160,7 +176,8 @@ def engine(
             if value is None:
                 raise click.UsageError(f"Missing option {name!r}.")
         options = build_options(sizes)
-        build_engines(verifier, drafters, TARGETS[target], options, output, RichProgress(), check=not no_validate)
+        flags = {"check": not no_validate, "resume": resume}
+        build_engines(verifier, drafters, TARGETS[target], options, output, RichProgress(), **flags)
     click.echo(str(output))
 
 
@@ -250,6 +267,7 @@ def plugins(
 @click.option("--chat", is_flag=True, help="Texts are what a user says, for the chat template.")
 @click.option("--output", type=WRITTEN,
               help="JSON lines to write. Default: shown on a terminal, else to standard output.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Go on with the answers that an interrupted run kept.")
 @click.option("--stats", "statistics", type=WRITTEN,
               help="JSON file to write: acceptance over all answers.")  # fmt: skip
 @click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")
@@ -262,6 +280,7 @@ def generate(
     prompts: tuple[str, ...],
     chat: bool,
     output: Path | None,
+    resume: bool,
     statistics: Path | None,
     drafter: str | None,
     no_speculation: bool,
@@ -276,6 +295,8 @@ def generate(
         raise click.UsageError("--input and --prompt exclude each other")
     if not source and not prompts and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("give --input or --prompt; only on a terminal prompts can be typed")
+    if resume and not (output and (source or prompts)):
+        raise click.UsageError("--resume goes on with an --output of --input or --prompt: give them as before")
     if source and chat:
         raise click.UsageError("--input and --chat exclude each other: a line has messages instead of a prompt")
     from glmspec.build.progress import RichProgress
@@ -284,7 +305,7 @@ def generate(
     from glmspec.runtime.generate import generate as answer
 
     files = {"source": source, "output": output, "statistics": statistics}
-    wanted = Wanted(**files, prompts=prompts, chat=chat, settings=settings)
+    wanted = Wanted(**files, resume=resume, prompts=prompts, chat=chat, settings=settings)
     load = functools.partial(Engine, engines, drafter, not no_speculation, verification=verification, adaptive=adaptive)
     answer(load, wanted, RichProgress())
 

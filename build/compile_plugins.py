@@ -21,7 +21,8 @@ from glmspec.build.errors import ConfigError
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
 from glmspec.build.progress import Progress
 from glmspec.build.validate.case import Case
-from glmspec.convert.files import KERNELS, new_folder, producer
+from glmspec.convert.files import KERNELS, producer
+from glmspec.convert.folders import new_folder
 from glmspec.convert.sealed import digests, write_sealed
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import SMS, Compiled, Variant, compile_all, write_compiled

@@ -128,6 +128,7 @@ def open_deployment(
     taps = _check_family(first, others)
     compute = options.compute or target.compute
     _check_cache_dtype(options.kv_cache_dtype)
+    _check_latents(first, target, compute)
     modules = [_mtp(first, options)] if options.mtp else []
     most_drafts = max((one.num_drafts for one in (*modules, *others)), default=0)
     limits = engine_limits(first.config, most_drafts, target, options)
@@ -268,6 +269,16 @@ def _check_cache_dtype(wanted: str) -> None:
         raise ConfigError(
             f"--kv-cache-dtype: found {wanted}, expected auto (the compute dtype): TensorRT's in-place cache update "
             f"takes {', '.join(KV_CACHE_DTYPES)} only."
+        )
+
+
+def _check_latents(verifier: Member, target: Target, compute: str) -> None:
+    """tensorrt_rtx 1.7 ends in an internal error where a bfloat16 latent row has an odd number of columns."""
+    rank = verifier.config.kv_lora_rank
+    if target.package and compute == "bfloat16" and rank % 2:
+        raise ConfigError(
+            f"{verifier.folder}: kv_lora_rank: found {rank}, expected an even number: TensorRT compiles no bfloat16 "
+            "network with latent rows of an odd number of columns. Take --dtype float32, or --target cpu."
         )
 
 

@@ -35,7 +35,7 @@ from glmspec.convert.sealed import digests, write_sealed
 from glmspec.convert.writer import Run
 from glmspec.plugins.registration import compile_kernels
 
-TOKENIZER, REPORT = "tokenizer", "validation.json"
+TOKENIZER, REPORT, CHECKPOINTS = "tokenizer", "validation.json", "checkpoints"
 TIMING_CACHE, BUILD_LOG = "timing.cache", "build.log"
 
 
@@ -140,6 +140,21 @@ def _write_member(
     )
 
 
+def weights_size(deployment: Deployment) -> int:
+    """Bytes of the weights that `written_weights` will write."""
+    origins = {id(one.origin): one.origin for one in deployment.members}
+    return sum(one.output_size for one in origins.values() if isinstance(one, Conversion))
+
+
+def keep_conversions(deployment: Deployment, folder: Path) -> None:
+    """Remove what an interrupted run left in a folder, but the conversions that `written_weights` goes on with."""
+    wanted = {one.name for one in deployment.members if isinstance(one.origin, Conversion)}
+    others = [left for left in folder.iterdir() if left.name != CHECKPOINTS]
+    others += [left for left in folder.glob(f"{CHECKPOINTS}/*") if left.name not in wanted]
+    for left in others:
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
 def written_weights(
     deployment: Deployment, folder: Path, progress: Progress
 ) -> dict[str, tuple[Checkpoint, str | None]]:
@@ -151,8 +166,8 @@ def written_weights(
             continue
         if isinstance(origin, Conversion):
             with progress.bytes(f"Converting {name}", origin.size) as advance:
-                written = origin.write(folder / "checkpoints" / name, Run(advance=advance))
-            made[id(origin)] = (written, f"checkpoints/{name}")
+                written = origin.write_into(folder / CHECKPOINTS / name, Run(advance=advance))
+            made[id(origin)] = (written, f"{CHECKPOINTS}/{name}")
         else:
             made[id(origin)] = (origin, None)
     return {member.name: made[id(member.origin)] for member in deployment.members}

@@ -20,6 +20,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
+from glmspec.build.units import size_text
+
 
 class Progress:
     """Silent; the base for those that show something."""
@@ -95,5 +97,5 @@ class RichProgress(Progress):
 
     def _done(self, title: str, start: float, volume: int = 0) -> None:
         seconds = time.perf_counter() - start
-        speed = f", {volume / 1e9 / seconds:.2f} GB/s" if volume > 1e9 else ""
+        speed = f", {size_text(volume / seconds)}/s" if volume > 1e9 else ""
         self._console.print(f"{escape(title)} [dim]{seconds:.1f} s{speed}[/dim]", highlight=False)

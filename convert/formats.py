@@ -22,6 +22,7 @@ NUMPY = {
     "I32": np.int32,
     "I64": np.int64,
     "F8_E4M3": np.uint8,
+    "F8_E8M0": np.uint8,
     "U8": np.uint8,
     "BOOL": np.uint8,
 }
@@ -32,6 +33,7 @@ TORCH = {
     "I32": torch.int32,
     "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }

@@ -11,6 +11,7 @@ import math
 import os
 import threading
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from glmspec.build.configs.fields import read_json
 from glmspec.build.errors import CheckpointError
+from glmspec.convert.declared import Declared, declared
 from glmspec.convert.formats import NUMPY, TORCH
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -59,6 +61,11 @@ class Source:
     def files(self) -> list[Path]:
         """The tensor files in use, sorted."""
         return sorted({info.file for info in self.tensors.values()})
+
+    @cached_property
+    def declared(self) -> Declared:
+        """What its configs say of quantization. Raises `ConfigError` for what is not understood or not supported."""
+        return declared(self.folder, self.config)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors

@@ -60,6 +60,7 @@ class Engine:
     ) -> None:
         if verification not in (STANDARD, BLOCK):
             raise EngineError(f"verification: found {verification!r}, expected {STANDARD} or {BLOCK}.")
+        self.verification = verification
         self.directory = _runnable(EngineDirectory.open(folder))
         self.limits, self.end_ids = self.directory.limits, self.directory.end_ids
         self.drafter_name = self.directory.choose_drafter(drafter) if speculate else None

@@ -6,11 +6,11 @@ be watched.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from rich.table import Table
 
 from glmspec.build.errors import RequestError
 from glmspec.build.progress import Progress
-from glmspec.convert.files import write_bytes, write_json
+from glmspec.convert.files import ENGINES, check_output, json_bytes, producer, sha256, write_output
+from glmspec.runtime.answers import Kept, Printed, kept_answers
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.prompts import read_requests
 from glmspec.runtime.request import Answer, Request
@@ -72,14 +73,15 @@ def _note(sequence: Running, engine: Engine) -> str | None:
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What to answer and where to. source: a file of JSON lines; prompts: texts instead; neither: lines typed on the
-    terminal. output: a file of JSON lines; None shows answers on a terminal and writes JSON lines elsewhere.
-    statistics: a JSON file for the counters of all answers. settings: of every prompt that has none of its own. chat:
-    texts are what a user says, for the chat template."""
+    terminal. output: a file of JSON lines; None shows answers on a terminal and writes JSON lines elsewhere. resume: go
+    on with what an interrupted run kept for it. statistics: a JSON file for the counters of all answers. settings: of
+    every prompt that has none of its own. chat: texts are what a user says, for the chat template."""
 
     source: Path | None
     prompts: tuple[str, ...]
     chat: bool = False
     output: Path | None
+    resume: bool = False
     statistics: Path | None
     settings: Mapping[str, Any]
 
@@ -87,32 +89,72 @@ class Wanted:
 def generate(load: Callable[[], Engine], wanted: Wanted, progress: Progress) -> None:
     """Answer what is wanted. Raises naming the line, field or folder at fault before anything is answered."""
     for path in (wanted.output, wanted.statistics):
-        if path is not None and not path.parent.is_dir():
-            raise RequestError(f"{path}: {path.parent} is not a folder")
         if path is not None and path.exists() and not path.is_file():
             raise RequestError(f"{path}: found something else, expected a file or a name for one")
+        if path is not None:
+            check_output(path)
     request_of([0], wanted.settings, None).sampling.check(MOST_TOKENS)  # before anything is loaded
     with progress.stage("Loading engines"):
         engine = load()
     console = Console(highlight=False)
     typed = wanted.source is None and not wanted.prompts
-    if typed or (wanted.output is None and wanted.source is None and console.is_terminal):
-        requests = _typed(engine, wanted, console) if typed else _requests(engine, wanted)
-        jobs, seconds = _watched(engine, requests, console)
-    else:
-        requests = _requests(engine, wanted)
-        start = time.perf_counter()
-        with progress.steps("Generating", len(requests)) as advance:
-            jobs = answer_all(engine, requests, advance)
-        seconds = time.perf_counter() - start
-    lines = "".join(json.dumps(job.to_json(engine)) + "\n" for job in jobs)
-    if wanted.output is not None:
-        write_bytes(wanted.output.resolve(), lines.encode())  # through a link, not in its place
-    elif not console.is_terminal:
-        _print(lines)
+    watched = typed or (wanted.output is None and wanted.source is None and console.is_terminal)
+    requests = _typed(engine, wanted, console) if typed else _requests(engine, wanted)
+    with _lines(engine, wanted, None if typed else requests, watched) as lines:
+        if watched:
+            jobs, seconds = _watched(engine, requests, console, lambda at, job: _add(lines, at, job, engine))
+        else:
+            jobs, seconds = _answered(engine, requests, lines, progress)
     if wanted.statistics is not None:
-        write_json(wanted.statistics.resolve(), statistics(engine))
+        write_output(wanted.statistics, json_bytes(statistics(engine)))
     _summary(jobs, seconds, engine)
+
+
+@contextmanager
+def _lines(
+    engine: Engine, wanted: Wanted, requests: list[Request] | None, watched: bool
+) -> Iterator[Kept | Printed | None]:
+    """Where lines go: None where answers are only shown. requests: None where they are typed."""
+    if wanted.output is None:
+        yield None if watched else Printed()
+        return
+    count = None if requests is None else len(requests)
+    with kept_answers(wanted.output, fingerprint(engine, requests or []), count, wanted.resume) as kept:
+        for line in kept.lines.values():  # their steps count too
+            if found := json.loads(line)["speculative_decoding"]:
+                engine.stats.add(SpecStats.from_json(found))
+        yield kept
+
+
+def fingerprint(engine: Engine, requests: Sequence[Request]) -> str:
+    """What must be the same for a run to go on where another stopped: the engines, and every prompt's settings."""
+    engines = sha256(engine.directory.folder / "config.json")
+    said = [producer(ENGINES), engines, engine.drafter_name, engine.verification, *map(repr, requests)]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def _answered(
+    engine: Engine, requests: Sequence[Request], lines: Kept | Printed, progress: Progress
+) -> tuple[list[Job], float]:
+    """Answer together those that are not answered yet; the seconds that took."""
+    done = lines.lines if isinstance(lines, Kept) else {}
+    left = [at for at in range(len(requests)) if at not in done]
+    start = time.perf_counter()
+    with progress.steps("Generating", len(requests)) as advance:
+        for _ in range(len(requests) - len(left)):
+            advance("prompt")
+
+        def finished(number: int, job: Job) -> None:
+            _add(lines, left[number], job, engine)
+            advance("prompt")
+
+        jobs = answer_all(engine, [requests[at] for at in left], finished)
+    return jobs, time.perf_counter() - start
+
+
+def _add(lines: Kept | Printed | None, at: int, job: Job, engine: Engine) -> None:
+    if lines is not None:
+        lines.add(at, json.dumps(job.to_json(engine)))
 
 
 def _requests(engine: Engine, wanted: Wanted) -> list[Request]:
@@ -147,8 +189,13 @@ def _typed(engine: Engine, wanted: Wanted, console: Console) -> Iterator[Request
                 console.print(str(error), style="red", markup=False)
 
 
-def _watched(engine: Engine, requests: Iterable[Request], console: Console) -> tuple[list[Job], float]:
-    """Answer one by one, shown as they grow; the seconds that took, without the typing."""
+def _watched(
+    engine: Engine,
+    requests: Iterable[Request],
+    console: Console,
+    finished: Callable[[int, Job], None] = lambda at, job: None,
+) -> tuple[list[Job], float]:
+    """Answer one by one, shown as they grow; the seconds that took, without the typing. finished: as `answer_all`'s."""
     jobs, seconds = [], 0.0
     if engine.drafter:
         legend(console)
@@ -164,31 +211,23 @@ def _watched(engine: Engine, requests: Iterable[Request], console: Console) -> t
             console.print(f"(seed {job.sequence.noise.seed})", style="dim")
         if note := _note(job.sequence, engine):
             console.print(f"({note})", style="dim")
+        finished(len(jobs), job)
         jobs.append(job)
     return jobs, seconds
 
 
-def _print(text: str) -> None:
-    """To standard output, which may be full, or closed by who has read enough."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at exit
-    except OSError as error:
-        raise RequestError(f"standard output: {error.strerror}; give --output") from None
-
-
 def answer_all(
-    engine: Engine, requests: Sequence[Request], advance: Callable[[str], None] = lambda name: None
+    engine: Engine, requests: Sequence[Request], finished: Callable[[int, Job], None] = lambda at, job: None
 ) -> list[Job]:
-    """Answer requests together, in one packed batch a step; the answers do not depend on the company."""
+    """Answer requests together, in one packed batch a step; the answers do not depend on the company. finished: called
+    with each request's place and answer, when it is whole."""
     jobs = {job.sequence: job for job in (Job(engine.add(request)) for request in requests)}
+    places = {sequence: at for at, sequence in enumerate(jobs)}
     while engine.busy:
         for sequence, delta in engine.step():
             jobs[sequence].answer.add(delta)
             if sequence.finished:
-                advance("prompt")
+                finished(places[sequence], jobs[sequence])
     return list(jobs.values())
 
 

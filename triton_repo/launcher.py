@@ -19,16 +19,19 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from glmspec.build.errors import EngineError, MissingCapability
+from glmspec.convert.files import opened_alone
 
 READY_TIMEOUT_S = 180
 EXIT_TIMEOUT_S = 30  # too short a one kills the stub in the middle and leaks shared memory
+_SCRATCH, _LOCK = "glmspec-triton-", "lock"
 _LOG_TAIL = 25  # lines of the server's log shown when it fails
 
 
@@ -74,7 +77,7 @@ class Server:
     def __init__(self, repository: Path, ports: Ports, log: Path) -> None:
         self.repository, self.ports, self.log = repository.resolve(), ports, log
         self._process: subprocess.Popen | None = None
-        self._scratch: Path | None = None
+        self._scratch = ExitStack()
 
     def __enter__(self) -> Server:
         return self.start()
@@ -95,9 +98,9 @@ class Server:
             )
         for port in (self.ports.http, self.ports.grpc, self.ports.metrics):
             _bound(self.ports.host, port).close()  # else another server's answer would pass for ours
-        self._scratch = Path(tempfile.mkdtemp(prefix="glmspec-triton-"))
         try:
-            command, environment = _command(self._scratch)
+            scratch, lock = self._scratch.enter_context(scratch_folder())
+            command, environment = _command(scratch)
             with self.log.open("wb") as log:
                 # Its own session, so that a terminal's interrupt reaches us first and we stop it in order.
                 self._process = subprocess.Popen(
@@ -106,6 +109,7 @@ class Server:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    pass_fds=[lock],
                 )
             self._wait_ready()
         except BaseException:
@@ -127,8 +131,7 @@ class Server:
             with suppress(ProcessLookupError):  # a server that runs out of its exit timeout leaves its stub
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.close()
 
     def _arguments(self) -> list[str]:
         ports = self.ports
@@ -164,7 +167,7 @@ class Server:
 
 def run_server(repository: Path, ports: Ports) -> None:
     """Serve in the foreground until interrupted, terminated, or the server ends."""
-    descriptor, name = tempfile.mkstemp(prefix="glmspec-triton-", suffix=".log")
+    descriptor, name = tempfile.mkstemp(prefix=_SCRATCH, suffix=".log")
     os.close(descriptor)
     log = Path(name)
     click.echo(f"Starting tritonserver, log in {log}", err=True)
@@ -178,6 +181,21 @@ def run_server(repository: Path, ports: Ports) -> None:
             return
     if code:
         raise EngineError(f"tritonserver ended with code {code}; its log is {log}")
+
+
+@contextmanager
+def scratch_folder() -> Iterator[tuple[Path, int]]:
+    """A temporary folder, and the descriptor of a lock that says it is in use: by this process and by those that
+    inherit it. Folders of runs that were killed, whose locks nobody holds, are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{_LOCK}"):
+        with suppress(OSError), opened_alone(left, wait=False):
+            shutil.rmtree(left.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    try:
+        with opened_alone(folder / _LOCK, wait=False) as lock:
+            yield folder, lock
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _command(scratch: Path) -> tuple[list[str], dict[str, str]]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError
-from glmspec.convert.files import REPOSITORY, new_folder, producer, sha256, write_bytes
+from glmspec.convert.files import REPOSITORY, producer, sha256, write_bytes
+from glmspec.convert.folders import new_folder
 from glmspec.convert.sealed import check_digest, check_files, digests, kind_of, open_sealed, write_sealed
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.triton_repo.adaptive import parameters_of

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from glmspec.build.configs.drafter_dialects import Dialect
 from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.unread import refuse_unread
 from glmspec.build.configs.verifier import rope_theta
 from glmspec.build.errors import ConfigError
 
@@ -117,8 +118,7 @@ class DrafterConfig:
         naming the field."""
         dialect = Dialect.of(values, source)
         kind, fields, block = dialect.kind, dialect.top, dialect.block
-        block.choice("hidden_act", ("silu",), "silu")
-        block.choice("attention_bias", (False,), False)
+        _refuse_what_the_network_lacks(dialect)
         vocab_size, layer_types = block.integer("vocab_size"), dialect.layer_types
         config = cls(
             kind=kind,
@@ -153,6 +153,7 @@ class DrafterConfig:
             config._check_speculative_tokens(fields)
         elif kind != "dspark" and config.sample_from_anchor:
             fields.fail("sample_from_anchor", "false: z-lab's DFlash and DFlash2 draft from rows 1 and up")
+        refuse_unread(fields)
         return config
 
     def drafting(self, drafts: int) -> DrafterConfig:
@@ -197,6 +198,35 @@ class DrafterConfig:
             )
 
 
+# What a drafter's network computes whatever a config says, the published default first.
+_IMPLIED_BLOCK: dict[str, tuple] = {
+    "attention_bias": (False,),
+    "hidden_act": ("silu",),
+    "mlp_bias": (False,),
+    "qk_norm": (True,),
+    "use_qk_norm": (True,),
+}
+_IMPLIED: dict[str, tuple] = {
+    "attention_mode": ("gqa", "mha"),
+    "conv_kernel_conditioning": ("input",),
+    "use_aux_hidden_state": (True,),
+}
+
+
+def _refuse_what_the_network_lacks(dialect: Dialect) -> None:
+    """Variants of the published drafters that no tensor shows."""
+    fields, block = dialect.top, dialect.block
+    for place, implied in ((block, _IMPLIED_BLOCK), (fields, _IMPLIED)):
+        for key, legal in implied.items():
+            place.choice(key, legal, legal[0])
+    fields.choice("projector_type", ("dflash", dialect.kind), "dflash")
+    vocab, window = block.integer("vocab_size"), block.get("sliding_window")
+    fields.choice("target_vocab_size", (vocab,), vocab)
+    fields.choice("swa_window_size", (window,), window)
+    for place in (fields, block):  # the verifier's embedding and head serve, tied or not
+        place.boolean("tie_word_embeddings", False)
+
+
 def _mask_token_id(fields: Fields, vocab_size: int) -> int:
     """Never a default: another token in its place lowers acceptance, silently."""
     token = fields.integer("mask_token_id", least=0)
@@ -209,7 +239,7 @@ def _scaling(fields: Fields, block: Fields) -> Scaling:
     """z-lab's factors, which every format may leave out."""
     neutral = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
     for key in neutral:
-        if block.values is not fields.values and block.values.get(key) not in (None, neutral[key]):
+        if block is not fields and block.get(key) not in (None, neutral[key]):
             block.fail(key, "it at the top level, with what concerns drafting")
     found = {key: fields.number(key) if fields.has(key) else value for key, value in neutral.items()}
     return Scaling(found["input_embedding_scale"], found["output_multiplier"], found["final_logit_softcapping"])
@@ -218,10 +248,12 @@ def _scaling(fields: Fields, block: Fields) -> Scaling:
 def _speculative_tokens(fields: Fields) -> Fields:
     """The proposal method that the config names as its default."""
     section = fields.section("speculators_config")
-    default = section.values.get("default_proposal_method")
-    for method in section.values.get("proposal_methods") or []:
+    default = section.get("default_proposal_method")
+    for method in section.get("proposal_methods") or []:
         if isinstance(method, dict) and method.get("proposal_type") == default:
-            return Fields(method, f"{section.source}: proposal_methods[{default}]")
+            return section.sections.setdefault(
+                default, Fields(method, f"{section.source}: proposal_methods[{default}]")
+            )
     section.fail("default_proposal_method", "the proposal_type of one of proposal_methods")
 
 

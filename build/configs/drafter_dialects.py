@@ -37,15 +37,16 @@ class Dialect:
     @classmethod
     def of(cls, values: dict, source: str) -> Dialect:
         """Recognize the format. Raises `ConfigError` for an unknown architecture, and for keys that disagree."""
-        speculators = any(mark in values for mark in _MARKS)
+        speculators = any(values.get(mark) is not None for mark in _MARKS)
         known = SPECULATORS if speculators else ARCHITECTURES
-        fields, names = Fields(values, source), values.get("architectures")
+        fields = Fields(values, source)
+        names = fields.get("architectures")
         if not isinstance(names, list) or len(names) != 1 or names[0] not in known:
             fields.fail("architectures", f"one of {', '.join(known)}")
-        kind, top = known[names[0]], Fields(_merged(fields), source)
+        kind, top = known[names[0]], Fields(_merged(fields), source, fields.asked)
         if speculators:
             fields.choice("speculators_model_type", (kind,))
-        if kind == "dflash" and top.values.get("markov_rank"):
+        if kind == "dflash" and top.get("markov_rank"):
             top.fail("markov_rank", "none or 0 of a DFlashDraftModel: with a Markov head it is DSpark")
         block = top.section("transformer_layer_config") if speculators else top
         window = WINDOW_ANCHORED if speculators else WINDOW_RELATIVE
@@ -67,7 +68,10 @@ class Dialect:
         if not self.speculators and not self.block.has("layer_types"):
             self.block.choice("use_sliding_window", (False,), False)
             return ("full_attention",) * layers
-        return self.block.choices("layer_types", kinds, layers)
+        types = self.block.choices("layer_types", kinds, layers)
+        if not self.block.boolean("use_sliding_window", True) and "sliding_attention" in types:
+            self.block.fail("use_sliding_window", "true or null, because layer_types has sliding_attention")
+        return types
 
     @property
     def sliding_window_non_causal(self) -> bool:
@@ -90,6 +94,10 @@ def _merged(fields: Fields) -> dict:
         return fields.values
     nested = fields.section("dflash_config")
     for key, value in nested.values.items():
-        if key in fields.values and fields.values[key] != value:
+        if value is not None and fields.values.get(key, value) not in (None, value):
             nested.fail(key, f"agreement with the top level's {fields.values[key]!r}")
-    return {**nested.values, **fields.values}
+    return {
+        **nested.values,
+        **fields.values,
+        **{key: value for key, value in nested.values.items() if value is not None},
+    }

@@ -12,11 +12,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
-from glmspec.build.errors import CheckpointError, GlmspecError, MissingCapability
+from glmspec.build.errors import CheckpointError, GlmspecError, MissingCapability, os_error_text
 from glmspec.build.network.reader import Graph
 from glmspec.build.progress import Progress
+from glmspec.build.units import size_text
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
 from glmspec.build.validate.case import Case, Checked
@@ -72,12 +75,12 @@ def _memory(case: Case, _: Wanted) -> Checked:
     plan, limits, target = case.memory, case.deployment.limits, case.deployment.target
     if plan.available is None:
         ranks = case.deployment.mapping.tp
-        held = f"weights {plan.weights / 1e9:.2f} GB a rank, {ranks} in one process"
+        held = f"weights {size_text(plan.weights)} a rank, {ranks} in one process"
         return Checked((f"{target.name}: {held}; its memory is not checked",))
     return Checked(
         (
-            f"{target.name}, {plan.available / 1e9:.0f} GB usable: weights {plan.weights / 1e9:.1f}, a step's tensors "
-            f"at most {plan.step / 1e9:.1f}, caches {plan.caches / 1e9:.1f} GB",
+            f"{target.name}, {size_text(plan.available)} usable: weights {size_text(plan.weights)}, a step's tensors "
+            f"at most {size_text(plan.step)}, caches {size_text(plan.caches)}",
             f"{plan.tokens:,} cached tokens fit ({plan.per_token:,} bytes each): "
             f"{plan.tokens / limits.max_model_len:.1f} sequences of {limits.max_model_len:,}",
         )
@@ -192,6 +195,9 @@ def _run(stage: Stage, case: Case, wanted: Wanted, before: list[Outcome], opened
         return Outcome(stage.name, stage.title, time.perf_counter() - start, why=str(error), missing=True)
     except GlmspecError as error:
         checked = Checked((), (fault_of(error),))
+    except (OSError, SafetensorError) as error:  # of the disk: a twin is written, in the temporary folder
+        told = os_error_text(error) if isinstance(error, OSError) else str(error)
+        checked = Checked((), (Fault(stage.title, told, ""),))
     except Exception as error:  # ours: the other stages, and the report, are worth having all the same
         told = f"{type(error).__name__}: {error}"
         where = traceback.extract_tb(error.__traceback__)[-1]

@@ -13,6 +13,7 @@ from glmspec.build.deployment import Deployment
 from glmspec.build.member import MTP, Implied, Member
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.form import FP4, Held
+from glmspec.build.units import size_text
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 from glmspec.convert.checkpoint import Checkpoint
@@ -57,7 +58,7 @@ def _check_checkpoint(deployment: Deployment, member: Member, users: list[Member
     numbers = sum(math.prod(spec.dims) for spec in wanted.values())
     names = " and ".join(user.name for user in users)
     return (
-        f"{names}: {ranks} x {len(found):,} tensors, {size / 1e9:.2f} GB and {numbers / 1e9:.2f} G numbers a rank",
+        f"{names}: {ranks} x {len(found):,} tensors, {size_text(size)} and {numbers / 1e9:.2f} G numbers a rank",
         faults,
     )
 

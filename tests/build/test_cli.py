@@ -45,7 +45,7 @@ COMMANDS = {
         "--verifier", "--drafter", "--target", "-o --output", "--max-model-len", "--max-num-seqs",
         "--max-num-batched-tokens", "--dtype", "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype",
         "--max-cached-tokens", "--mtp", "--no-validate", "--from-bundle", "--num-speculative-tokens",
-        "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",
+        "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins", "--resume",
     },
     "validate": {
         "source", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--dtype",
@@ -60,7 +60,7 @@ COMMANDS = {
         "--dtype", "--op", "-o --output",
     },
     "generate": {"engines", "--input", "--prompt",
-        "--chat", "--output", "--stats", "--max-tokens", *SAMPLING, *DRAFTING},
+        "--chat", "--output", "--resume", "--stats", "--max-tokens", *SAMPLING, *DRAFTING},
     "repo": {"engines", "-o --output", *DRAFTING},
     "serve": {"repository", "--host", "--http-port", "--grpc-port", "--metrics-port"},
     "inspect": {"directory"},

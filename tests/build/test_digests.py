@@ -184,7 +184,7 @@ def test_an_edited_checkpoint_is_refused_by_itself(checkpoint, tmp_path, key):
 
 
 def test_a_drafter_s_checkpoint_sealed_again_is_refused_too(copied):
-    rewrite(copied / "checkpoints" / "dspark" / "config.json", lambda values: values["hf_config"].update(note="x"))
+    rewrite(copied / "checkpoints" / "dspark" / "config.json", lambda values: values["hf_config"].update(_note="x"))
     with pytest.raises(GlmspecError, match=r"not the checkpoint .*dspark was made for"):
         Engine(copied)
     Engine(copied, speculate=False)

@@ -111,7 +111,7 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         plan_conversion(CHECKPOINTS / "dspark").write(tmp_path / "out" / "ck", Run(advance=fail))
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
 def test_saved_by_transformers_and_in_the_hub_s_bfloat16(tmp_path):
