@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from glmspec.build.configs.drafter_dialects import Dialect
 from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.tensorrt import TOPK_MOST
 from glmspec.build.configs.unread import refuse_unread
 from glmspec.build.configs.verifier import rope_theta
 from glmspec.build.errors import ConfigError
@@ -169,10 +170,11 @@ class DrafterConfig:
 
     def _among_best(self, top_k: int) -> MarkovHead:
         head = self.markov.type if self.markov else "no"
-        if head != "vanilla" or not 1 <= top_k <= self.draft_vocab_size:
+        most = min(self.draft_vocab_size, TOPK_MOST)
+        if head != "vanilla" or not 1 <= top_k <= most:
             raise ConfigError(
                 f"--markov-top-k: found {top_k} for a {self.kind} drafter with {head} Markov head, expected 1 to "
-                f"{self.draft_vocab_size}, its draft tokens, and a vanilla head. Leave it out."
+                f"{most} (of its {self.draft_vocab_size} draft tokens) and a vanilla head. Leave it out."
             )
         return replace(self.markov, top_k=top_k)
 
@@ -282,6 +284,6 @@ def _convolution(fields: Fields, block: Fields) -> Convolution:
 
 def _selector(fields: Fields, vocab_size: int) -> Selector:
     top_k = fields.integer("selector_top_k")
-    if top_k > vocab_size:
-        fields.fail("selector_top_k", f"at most draft_vocab_size ({vocab_size})")
+    if top_k > min(vocab_size, TOPK_MOST):
+        fields.fail("selector_top_k", f"at most draft_vocab_size ({vocab_size}), and {TOPK_MOST}, TensorRT's most")
     return Selector(rank=fields.integer("selector_rank"), top_k=top_k)

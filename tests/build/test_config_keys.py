@@ -272,3 +272,19 @@ def test_configs_as_published_classes_save_them_pass():
 
 def test_a_head_of_another_kind_is_left_to_the_tensors():
     assert read({**Z_LAB, "selector_rank": 8, "conv_kernel_size": 2}) == read(Z_LAB)
+
+
+# -- sizes that no network can have ---------------------------------------------------------------
+
+
+def test_more_candidates_than_tensorrt_takes_are_refused():
+    sizes = {"vocab_size": 5000, "architectures": ["DFlash2DraftModel"], "selector_rank": 8}
+    values = {**Z_LAB, **sizes, "conv_kernel_size": 2, "conv_group_size": 16}
+    assert read({**values, "selector_top_k": 3840}).selector.top_k == 3840
+    refused({**values, "selector_top_k": 3841}, "selector_top_k: found 3841", "3840")
+    refused(changed(GLM, {"n_routed_experts": 5000, "num_experts_per_tok": 3841}), "num_experts_per_tok", "3840")
+    layers = "transformer_layer_config.vocab_size"
+    markov = read(changed(GOLDEN["dspark"], {layers: 5000, "draft_vocab_size": 5000}))
+    assert markov.chosen(None, None, 3840).markov.top_k == 3840
+    with pytest.raises(ConfigError, match=r"--markov-top-k: found 3841.*expected 1 to 3840"):
+        markov.chosen(None, None, 3841)
