@@ -154,6 +154,8 @@ class DrafterConfig:
             config._check_speculative_tokens(fields)
         elif kind != "dspark" and config.sample_from_anchor:
             fields.fail("sample_from_anchor", "false: z-lab's DFlash and DFlash2 draft from rows 1 and up")
+        if block is not fields:  # vLLM's readers find some keys of the layers at the top level too
+            fields.asked.update(key for key, value in block.values.items() if fields.values.get(key) == value)
         refuse_unread(fields)
         return config
 

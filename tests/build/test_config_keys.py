@@ -227,6 +227,14 @@ def test_unknown_keys_inside_speculators_objects_are_refused(place):
     refused(changed(GOLDEN["dspark"], {f"{place}.strange": 2}), place, "strange", "found 2")
 
 
+def test_keys_of_the_layers_may_be_said_at_the_top_too():
+    values = GOLDEN["dspark"]
+    layers = {key: values["transformer_layer_config"][key] for key in ("layer_types", "hidden_size", "sliding_window")}
+    assert read({**values, **layers}) == read(values)
+    refused({**values, "hidden_size": 65}, "hidden_size: found 65")
+    refused({**values, "layer_types": ["full_attention"] * 3}, "layer_types")
+
+
 @pytest.mark.parametrize(
     "key, value",
     [
@@ -242,6 +250,10 @@ def test_unknown_keys_inside_speculators_objects_are_refused(place):
         ("target_vocab_size", 128),
         ("swa_window_size", 4096),
         ("use_sliding_window", False),  # with sliding layers
+        ("use_swa", False),
+        ("attention_sink_bias", True),
+        ("dflash_query_causal", True),
+        ("eagle_aux_hidden_state_layer_ids", [0, 3]),  # counted from one
     ],
 )
 def test_variants_of_drafters_that_no_tensor_shows_are_refused(key, value):
@@ -268,6 +280,15 @@ def test_configs_as_published_classes_save_them_pass():
         "num_anchors": 256,
     }
     assert read({**values, **domino, **trained}) == read(GOLDEN["dspark"])
+
+
+def test_keys_that_exporters_of_drafters_add_pass():
+    told = {"eagle_aux_hidden_state_layer_ids": [1, 4], "use_swa": True, "swa_window_size": 12, "has_lm_head": False}
+    more = {"has_embed_tokens": True, "attention_sink_bias": False, "projector_type": "dflash", "causal": False}
+    assert read(changed(Z_LAB, {f"dflash_config.{key}": value for key, value in {**told, **more}.items()})) == read(
+        Z_LAB
+    )
+    assert read({**Z_LAB, **told, **more}) == read(Z_LAB)
 
 
 def test_a_head_of_another_kind_is_left_to_the_tensors():
