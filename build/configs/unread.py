@@ -18,8 +18,8 @@ _HARMLESS = {
     "who wrote the config, and how a library loads it": """
         architectures attn_implementation author auto_map base_model base_model_name_or_path comment custom_pipelines
         description dtype has_no_defaults_at_init language library_name license model_id model_max_length model_name
-        model_type name name_or_path pipeline_tag tags task tokenizer tokenizer_class torch_dtype trust_remote_code
-        unsloth_fixed use_cache""",
+        model_type name name_or_path pipeline_tag producer tags task tokenizer tokenizer_class torch_dtype
+        trust_remote_code unsloth_fixed use_cache""",
     "what a library returns, and tasks other than generation": """
         finetuning_task id2label label2id num_labels output_attentions output_hidden_states output_router_logits
         output_scores problem_type return_dict return_dict_in_generate task_specific_params tie_last_hidden_states""",
