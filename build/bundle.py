@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS, Target
 from glmspec.build.deployment import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, Deployment
@@ -42,7 +43,7 @@ from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
 
 PLUGINS = "plugins"
-_CHOICES = {"taps", "hidden", "drafter_window", "num_speculative_tokens", "markov_top_k", "sampled", "q"}
+_CHOICES = {"taps", "hidden", "drafter_window", "num_speculative_tokens", "markov_top_k", "sampled", "q", "illegal_ids"}
 _MEMBER = {"name", "source", "weights", "contract"} | _CHOICES
 
 
@@ -206,6 +207,7 @@ def _member(record: dict[str, Any], home: Path, checkpoint: Checkpoint) -> Membe
         source=record["source"],
         q=DraftLaw(**record["q"]) if record["q"] else None,
         markov_top_k=record["markov_top_k"],
+        illegal=IllegalIds.from_json(record["illegal_ids"]),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.errors import EngineError
 from glmspec.build.machine import Machine
@@ -38,7 +39,7 @@ class EngineDirectory:
             raise EngineError(
                 f"{folder}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o {folder}"
             )
-        if not {"compute_capability", "mtp", "mapping", "acceptance"} <= record.keys():
+        if not {"compute_capability", "mtp", "mapping", "acceptance", "illegal_ids"} <= record.keys():
             raise EngineError(f"{folder}: built by another version of glmspec. Build the engine directory again.")
         directory = cls(folder, record)
         directory._check()
@@ -56,6 +57,7 @@ class EngineDirectory:
         verifier = self.model(self.verifier)
         for key, built in (
             ("limits", verifier["build_config"]["limits"]),
+            ("illegal_ids", verifier["build_config"]["illegal_ids"]),
             ("eos_token_ids", verifier["pretrained_config"]["eos_token_ids"]),
         ):
             if self.record.get(key) != built:
@@ -122,6 +124,11 @@ class EngineDirectory:
     def end_ids(self) -> tuple[int, ...]:
         """Token ids that end an answer."""
         return tuple(self.record["eos_token_ids"])
+
+    @property
+    def illegal(self) -> IllegalIds:
+        """Token ids that the head has rows for and the tokenizer does not know."""
+        return IllegalIds.from_json(self.record["illegal_ids"])
 
     @property
     def tokenizer(self) -> Path | None:

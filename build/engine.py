@@ -96,6 +96,11 @@ def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Dep
             "index_share_for_mtp_iteration: the MTP module may reuse its first run's top-k in a chain's later runs; "
             "here every run makes its own: more work a draft, and the same answers."
         )
+    if count := len(made.verifier.illegal):
+        progress.note(
+            f"{count:,} of the head's {made.verifier.config.vocab_size:,} rows are no token of the tokenizer: they are "
+            "never chosen."
+        )
     if not made.verifier.end_ids:
         progress.note("the verifier names no end token: answers end at max_tokens only.")
     return made

@@ -117,7 +117,11 @@ def generate(load: Callable[[], Engine], wanted: Wanted, progress: Progress) -> 
 
 def _requests(engine: Engine, wanted: Wanted) -> list[Request]:
     """Of the file or the texts."""
-    sizes = {"vocab_size": engine.verifier.config.vocab_size, "max_model_len": engine.limits.max_model_len}
+    sizes = {
+        "vocab_size": engine.verifier.config.vocab_size,
+        "max_model_len": engine.limits.max_model_len,
+        "illegal": engine.directory.illegal,
+    }
     if wanted.source is not None:
         return list(read_requests(wanted.source, engine.tokenizer, settings=wanted.settings, **sizes))
     made = []

@@ -5,6 +5,7 @@ Legend: N tokens of the step, R rows whose logits are asked for, D hidden, V voc
 
 from __future__ import annotations
 
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.layers.basic import (
@@ -14,7 +15,8 @@ from glmspec.build.layers.basic import (
     Linear,
     RMSNorm,
     VocabularyEmbedding,
-    whole_vocabulary,
+    legal_logits,
+    legal_specs,
 )
 from glmspec.build.layers.mla import Attended, LatentAttention, Step
 from glmspec.build.layers.moe import MixtureOfExperts
@@ -60,20 +62,29 @@ class Verifier(Module):
     """The verifier as a network: owns the engine's inputs and outputs.
 
     taps: k asks for the residual stream after k layers (0 is the embedding), as `tap.k`. hidden: asks for what the head
-    reads, the normed end of the stream, of every row; the MTP module goes on from it.
+    reads, the normed end of the stream, of every row; the MTP module goes on from it. illegal: ids that are
+    never chosen.
     """
 
-    def __init__(self, config: VerifierConfig, taps: tuple[int, ...] = (), *, hidden: bool = False) -> None:
+    def __init__(
+        self,
+        config: VerifierConfig,
+        taps: tuple[int, ...] = (),
+        *,
+        hidden: bool = False,
+        illegal: IllegalIds = ALL_LEGAL,
+    ) -> None:
         self.config = config
         self.taps = taps
         self.hidden = hidden
+        self.illegal = illegal
         self.model = DecoderStack(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.named()
 
     def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
         """Step inputs, tables and caches; the weights come from `weight_inputs`."""
-        specs = step_specs(self.config, limits, form)
+        specs = step_specs(self.config, limits, form) + legal_specs(self.config.vocab_size, self.illegal, form)
         for index in range(self.config.num_hidden_layers):
             specs += cache_specs(self.config, index, limits, form)
         return specs
@@ -112,7 +123,7 @@ class Verifier(Module):
             hidden_RD = ops.gather(hidden_ND, logit_rows_R)
         else:  # only the rows that are asked for
             hidden_RD = self.model.norm(ops.gather(x_ND, logit_rows_R))
-        logits_RV = whole_vocabulary(self.lm_head(hidden_RD), config.vocab_size)
+        logits_RV = legal_logits(self.lm_head(hidden_RD), config.vocab_size)
         net.output(logits_RV, TensorSpec("logits", net.compute, ("R", config.vocab_size)))
         net.output(argmax.native(logits_RV), TensorSpec("greedy_ids", "int32", ("R",)))
 
