@@ -42,7 +42,47 @@ class Step:
     rotary: Rotary
     plan: WritePlan
     index_topk: int
+    index_pieces: int  # of the segments, scored one after the other
     index_heads: int  # heads of the indexer scored at once
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some of a step's segments, as a step of their own whose rows are the Z places of the segments: the row of the
+    step in each, its number in a segment, and its segment and place. The last piece repeats the last segment."""
+
+    rows_Z: Tensor
+    positions_Z: Tensor
+    page_table_GM: Tensor
+    numbers_GS: Tensor
+    slot_Z2: Tensor
+
+
+def segment_size(step: Step) -> Tensor:
+    """S, int32 [1]."""
+    return ops.reduce(ops.arange_like(step.segment_rows_GS, 1), "MAX", 0) + 1
+
+
+def pieces_of(step: Step) -> list[Piece]:
+    """The step's pieces, the same for every layer."""
+    shared, key = step.net.shared, ("pieces", step.segment_rows_GS.trt.name)
+    if key not in shared:
+        shared[key] = [_piece(step, at) for at in range(step.index_pieces)]
+    return shared[key]
+
+
+def _piece(step: Step, at: int) -> Piece:
+    table_GM, rows_GS = step.page_table_GM, step.segment_rows_GS
+    size_1, last_1 = segment_size(step), ops.reduce(ops.arange_like(rows_GS, 0), "MAX", 0)
+    own_G = ops.arange_like(rows_GS, 0, step.index_pieces)
+    count_1 = ops.reduce(own_G, "MAX", 0) + 1
+    segment_G = ops.minimum(own_G + count_1 * at, last_1)
+    rows_Z = ops.reshape(ops.gather(rows_GS, segment_G), (-1,))
+    numbers_GS = ops.reshape(own_G * size_1, (-1, 1)) + ops.reshape(ops.arange_like(rows_GS, 1), (1, -1))
+    number_Z = ops.arange_like(rows_Z, 0)
+    segment_Z = number_Z // size_1
+    slot_Z2 = ops.concat([ops.reshape(one, (-1, 1)) for one in (segment_Z, number_Z - segment_Z * size_1)], 1)
+    return Piece(rows_Z, ops.gather(step.positions_N, rows_Z), ops.gather(table_GM, segment_G), numbers_GS, slot_Z2)
 
 
 class Indexer(Module):
@@ -66,18 +106,23 @@ class Indexer(Module):
         key_N1I = step.rotary.turn(key_N1I, interleaved=self.interleaved)
         keys_X1PI = append(self.cache, key_N1I, step.plan)
         weight_NJ = self.weights_proj(x_ND) * (self.heads**-0.5 * self.dim**-0.5)
-        rows_NK, visible_NK = index_topk.native(
-            q_NJI,
-            weight_NJ,
-            keys_X1PI,
-            step.page_table_GM,
-            step.segment_rows_GS,
-            step.row_slot_N2,
-            step.positions_N,
-            k=step.index_topk,
-            at_once=step.index_heads,
-        )
-        return Attended(rows_NK, visible_NK)
+        return Attended(*best_rows(q_NJI, weight_NJ, keys_X1PI, step))
+
+
+def best_rows(q_NJI: Tensor, weight_NJ: Tensor, keys_X1PI: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    """What `index_topk` gives for the step's rows: of all segments at once, or piece by piece."""
+    chosen = {"k": step.index_topk, "at_once": step.index_heads}
+    if step.index_pieces == 1:
+        slots = (step.page_table_GM, step.segment_rows_GS, step.row_slot_N2, step.positions_N)
+        return index_topk.native(q_NJI, weight_NJ, keys_X1PI, *slots, **chosen)
+    found = []
+    for slots in pieces_of(step):
+        q_ZJI, weight_ZJ = ops.gather(q_NJI, slots.rows_Z), ops.gather(weight_NJ, slots.rows_Z)
+        tables = (slots.page_table_GM, slots.numbers_GS, slots.slot_Z2, slots.positions_Z)
+        found.append(index_topk.native(q_ZJI, weight_ZJ, keys_X1PI, *tables, **chosen))
+    segment_N, place_N = (ops.column(step.row_slot_N2, at) for at in (0, 1))
+    slot_N = segment_N * segment_size(step) + place_N
+    return tuple(ops.gather(ops.concat(parts, 0), slot_N) for parts in zip(*found, strict=True))
 
 
 class LatentAttention(Module):

@@ -145,7 +145,8 @@ def step_specs(config: VerifierConfig, limits: EngineLimits, form: Form) -> list
 
 def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
     """The step of a network that declared `step_specs`, or what its layers read of them."""
-    inputs = net.inputs
+    inputs, profile = net.inputs, net.form.profile
+    pieces = limits.index_pieces(1 if net.form.plugins else config.index_head_dim, profile)
     return Step(
         net=net,
         positions_N=inputs["positions"],
@@ -155,7 +156,8 @@ def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
         rotary=Rotary.at(inputs["positions"]),
         plan=WritePlan.of(net),
         index_topk=limits.index_topk(config.index_topk),
-        index_heads=limits.index_heads(config.index_n_heads, net.form.profile),
+        index_pieces=pieces,
+        index_heads=limits.index_heads(config.index_n_heads, pieces, profile),
     )
 
 
