@@ -186,7 +186,8 @@ def _print(text: str) -> None:
 def answer_all(
     engine: Engine, requests: Sequence[Request], advance: Callable[[str], None] = lambda name: None
 ) -> list[Job]:
-    """Answer requests together, in one packed batch a step; the answers do not depend on the company."""
+    """Answer requests together, in one packed batch a step; but for near ties the answers do not depend on the
+    company."""
     jobs = {job.sequence: job for job in (Job(engine.add(request)) for request in requests)}
     while engine.busy:
         for sequence, delta in engine.step():

@@ -96,6 +96,10 @@ class EngineLimits:
             )
         return -(-ranges["G"][2] // (MOST_ELEMENTS // (segment * context)))
 
+    def row_pieces(self, elements: int, profile: str) -> int:
+        """In how many pieces the rows of a step are computed where a tensor has so many elements for each."""
+        return -(-self.profiles(0)[profile]["N"][2] // max(1, MOST_ELEMENTS // elements))
+
     def index_heads(self, heads: int, pieces: int, profile: str) -> int:
         """Heads of the indexer that are scored at once, of a piece of a step's segments."""
         ranges = self.profiles(0)[profile]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from glmspec.build.configs.verifier import LATENT_NORM_EPS, VerifierConfig
 from glmspec.build.layers.basic import LayerNorm, Linear, RMSNorm
 from glmspec.build.layers.paged import WritePlan, append
+from glmspec.build.layers.pieces import by_rows, piece
 from glmspec.build.layers.rotary import Rotary
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Network, Tensor
@@ -44,6 +45,8 @@ class Step:
     index_topk: int
     index_pieces: int  # of the segments, scored one after the other
     index_heads: int  # heads of the indexer scored at once
+    attention_pieces: int  # of the rows, attending one after the other
+    expert_pieces: int  # of the rows, through the experts one after the other
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,8 @@ def pieces_of(step: Step) -> list[Piece]:
 
 def _piece(step: Step, at: int) -> Piece:
     table_GM, rows_GS = step.page_table_GM, step.segment_rows_GS
-    size_1, last_1 = segment_size(step), ops.reduce(ops.arange_like(rows_GS, 0), "MAX", 0)
+    size_1, segment_G = segment_size(step), piece(rows_GS, step.index_pieces, at)
     own_G = ops.arange_like(rows_GS, 0, step.index_pieces)
-    count_1 = ops.reduce(own_G, "MAX", 0) + 1
-    segment_G = ops.minimum(own_G + count_1 * at, last_1)
     rows_Z = ops.reshape(ops.gather(rows_GS, segment_G), (-1,))
     numbers_GS = ops.reshape(own_G * size_1, (-1, 1)) + ops.reshape(ops.arange_like(rows_GS, 1), (1, -1))
     number_Z = ops.arange_like(rows_Z, 0)
@@ -150,14 +151,13 @@ class LatentAttention(Module):
         q_latent_NA = self.q_a_layernorm(self.q_a_proj(x_ND))
         attended = self.indexer(x_ND, q_latent_NA, step) if self.indexer else shared
         latents_X1PL = append(self.cache, self._latent(x_ND, step), step.plan)
-        out_NHC = sparse_mla.native(
-            self._query(q_latent_NA, step),
-            latents_X1PL,
-            attended.rows_NK,
-            attended.visible_NK,
-            scale=config.softmax_scale,
-            value_start=config.qk_rope_head_dim,
-        )
+        scale, value_start = config.softmax_scale, config.qk_rope_head_dim
+
+        def attend(q_NHL: Tensor, rows_NK: Tensor, visible_NK: Tensor) -> Tensor:
+            return sparse_mla.native(q_NHL, latents_X1PL, rows_NK, visible_NK, scale=scale, value_start=value_start)
+
+        rows = (self._query(q_latent_NA, step), attended.rows_NK, attended.visible_NK)
+        out_NHC = by_rows(attend, step.attention_pieces, *rows)
         value_HNV = ops.matmul(ops.transpose(out_NHC, (1, 0, 2)), self.w_uv.tensor)
         value_NF = ops.reshape(ops.transpose(value_HNV, (1, 0, 2)), (-1, self._heads() * config.v_head_dim))
         return self.o_proj(value_NF), attended

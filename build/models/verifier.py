@@ -40,13 +40,15 @@ class DecoderLayer(Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = LatentAttention(config, full, latent_cache(index), index_cache(index))
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.sparse = sparse
         self.mlp = MixtureOfExperts(config) if sparse else MLP(config.hidden_size, config.intermediate_size)
 
     def forward(self, x_ND: Tensor, step: Step, shared: Attended | None) -> tuple[Tensor, Attended]:
         """The residual stream after this layer, and the rows it attended to."""
         attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
         x_ND = x_ND + ops.all_reduce(attention_ND)
-        return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND))), attended
+        pieces = (step.expert_pieces,) if self.sparse else ()
+        return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND), *pieces)), attended
 
 
 class DecoderStack(Module):
@@ -145,8 +147,11 @@ def step_specs(config: VerifierConfig, limits: EngineLimits, form: Form) -> list
 
 def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
     """The step of a network that declared `step_specs`, or what its layers read of them."""
-    inputs, profile = net.inputs, net.form.profile
-    pieces = limits.index_pieces(1 if net.form.plugins else config.index_head_dim, profile)
+    inputs, form, k = net.inputs, net.form, limits.index_topk(config.index_topk)
+    # Plugins read keys and latents in their pages; layers gather them first.
+    pieces = limits.index_pieces(1 if form.plugins else config.index_head_dim, form.profile)
+    gathered = 1 if form.plugins else k * config.latent_dim
+    experts = config.n_routed_experts // form.mapping.ep * max(config.hidden_size, 2 * config.moe_intermediate_size)
     return Step(
         net=net,
         positions_N=inputs["positions"],
@@ -155,9 +160,11 @@ def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
         page_table_GM=inputs.get("page_table"),
         rotary=Rotary.at(inputs["positions"]),
         plan=WritePlan.of(net),
-        index_topk=limits.index_topk(config.index_topk),
+        index_topk=k,
         index_pieces=pieces,
-        index_heads=limits.index_heads(config.index_n_heads, pieces, profile),
+        index_heads=limits.index_heads(config.index_n_heads, pieces, form.profile),
+        attention_pieces=limits.row_pieces(gathered, form.profile),
+        expert_pieces=limits.row_pieces(experts if form.moe == "composed" else 1, form.profile),
     )
 
 

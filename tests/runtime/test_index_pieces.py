@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from support.models import LIMITS, load_verifier, random_verifier
 
 from glmspec.build.configs import limits as module
-from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits
-from glmspec.build.errors import ConfigError
+from glmspec.build.configs.limits import CONTEXT
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
 
