@@ -26,7 +26,6 @@ from glmspec.convert.conversion import Conversion
 from glmspec.convert.files import BUNDLE, ENGINES, write_json
 from glmspec.convert.folders import refuse_to_replace, resumable_folder
 from glmspec.convert.terms import Terms
-from glmspec.convert.tokenizer import check_tokenizer
 
 
 def build_engines(
@@ -49,7 +48,6 @@ def build_engines(
     refuse_to_replace(out, kind, inputs)
     with progress.stage("Reading checkpoints"):
         deployment = open_deployment(verifier, drafters, target, options)
-        check_tokenizer(deployment.verifier.folder)
     for note in beside_notes(deployment):
         progress.note(note)
     with resumable_folder(out, kind, inputs, resume, weights_size(deployment)) as folder:
@@ -121,6 +119,11 @@ def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Dep
         progress.note(
             "index_share_for_mtp_iteration: the MTP module may reuse its first run's top-k in a chain's later runs; "
             "here every run makes its own: more work a draft, and the same answers."
+        )
+    if count := len(made.verifier.illegal):
+        progress.note(
+            f"{count:,} of the head's {made.verifier.config.vocab_size:,} rows are no token of the tokenizer: they are "
+            "never chosen."
         )
     if not made.verifier.end_ids:
         progress.note("the verifier names no end token: answers end at max_tokens only.")
