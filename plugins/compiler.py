@@ -24,7 +24,7 @@ from glmspec.plugins.spec import Plugin
 
 HERE = Path(__file__).parent
 LIMITS = "limits.json"  # beside each kernel
-TRITON = "triton==3.9.0"
+TRITON = "triton==3.7.1"
 SHARED_MEMORY = 48 * 1024  # bytes of a program; whether TensorRT raises the driver's limit is not known
 # Architecture, and the oldest PTX version that knows it: a driver reads no newer one than its own. (86 for SM103
 # makes LLVM abort the process.)

@@ -268,7 +268,7 @@ def test_the_command_writes_nothing_when_a_kernel_fails(monkeypatch, tmp_path):
 
 def test_without_triton_there_is_a_way_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(MissingCapability, match=re.escape("pip install triton==3.9.0")):
+    with pytest.raises(MissingCapability, match=re.escape("pip install triton==3.7.1")):
         variant()
 
 
