@@ -19,6 +19,7 @@ from types import NoneType
 from typing import Any
 
 from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.target import TARGETS, Target
 from glmspec.build.deployment import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, Deployment
 from glmspec.build.directory import CHOICES, CONTRACT, WEIGHTS, limits_of
@@ -226,6 +227,7 @@ def _member(record: dict[str, Any], home: Path, checkpoint: Checkpoint) -> Membe
         source=record["source"],
         q=DraftLaw(**record["q"]) if record["q"] else None,
         markov_top_k=record["markov_top_k"],
+        illegal=IllegalIds.from_json(record["illegal_ids"]),
     )
 
 

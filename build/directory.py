@@ -12,9 +12,10 @@ from types import NoneType
 from typing import Any
 
 from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.errors import EngineError
-from glmspec.build.machine import Machine
+from glmspec.build.errors import EngineError, MissingCapability
+from glmspec.build.machine import Machine, this_machine
 from glmspec.convert.checkpoint import Checkpoint, built_for
 from glmspec.convert.files import BUNDLE, ENGINES
 from glmspec.convert.sealed import check_files, check_shape, kind_of, open_sealed
@@ -29,6 +30,7 @@ SHAPE = {
     "mapping": {"tp_size": int, "moe_ep_size": int},
     "limits": dict,
     "eos_token_ids": list,
+    "illegal_ids": list,
     "tokenizer": (str, NoneType),
     "verifier": str,
     "mtp": (str, NoneType),
@@ -47,6 +49,7 @@ CHOICES = {
     "markov_top_k": (int, NoneType),
     "sampled": bool,
     "q": (dict, NoneType),
+    "illegal_ids": list,
 }
 MODEL = {
     "pretrained_config": {"architecture": str, "eos_token_ids": (list, NoneType)},
@@ -102,6 +105,7 @@ class EngineDirectory:
         verifier = self.model(self.verifier)
         for key, built in (
             ("limits", verifier["build_config"]["limits"]),
+            ("illegal_ids", verifier["build_config"]["illegal_ids"]),
             ("eos_token_ids", verifier["pretrained_config"]["eos_token_ids"]),
         ):
             if self.record.get(key) != built:
@@ -121,6 +125,16 @@ class EngineDirectory:
             raise EngineError(
                 f"{self.folder}: built by {tensorrt['package']} {tensorrt['version']}, and this machine has "
                 f"{machine.version}. Install that version, or build the engine directory again."
+            )
+
+    def check_runs(self) -> None:
+        """Raise `EngineError` for engines of another machine, `MissingCapability` for those this version cannot run."""
+        self.check_machine(this_machine(self.record["tensorrt"]["package"]))
+        target = self.record["target"]
+        if target != "cpu":
+            raise MissingCapability(
+                f"{self.folder}: built for {target}, and this version runs engines for the target cpu only. "
+                "Build with --target cpu to generate or serve on this machine."
             )
 
     @property
@@ -168,6 +182,11 @@ class EngineDirectory:
     def end_ids(self) -> tuple[int, ...]:
         """Token ids that end an answer."""
         return tuple(self.record["eos_token_ids"])
+
+    @property
+    def illegal(self) -> IllegalIds:
+        """Token ids that the head has rows for and the tokenizer does not know."""
+        return IllegalIds.from_json(self.record["illegal_ids"])
 
     @property
     def tokenizer(self) -> Path | None:

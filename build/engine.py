@@ -13,7 +13,6 @@ from glmspec.build.bundle import prepare
 from glmspec.build.configs.target import PROXY_PACKAGE, Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
 from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_engines
-from glmspec.build.errors import MissingCapability
 from glmspec.build.kernels import check_plugins
 from glmspec.build.machine import compiler_for
 from glmspec.build.member import MTP
@@ -27,7 +26,6 @@ from glmspec.convert.conversion import Conversion
 from glmspec.convert.files import BUNDLE, ENGINES, write_json
 from glmspec.convert.folders import refuse_to_replace, resumable_folder
 from glmspec.convert.terms import Terms
-from glmspec.convert.tokenizer import check_tokenizer
 
 
 def build_engines(
@@ -40,18 +38,16 @@ def build_engines(
     *,
     check: bool = True,
     resume: bool = False,
-) -> None:
+) -> str | None:
     """Build an engine directory. check: validate first what can be validated without compiling. resume: go on with the
     conversions of an interrupted run. Raises naming the field, tensor or layer at fault, having written nothing. Where
-    the target's TensorRT or GPU is not here, writes a bundle and raises `MissingCapability` with the command that
-    finishes it."""
+    the target's TensorRT or GPU is not here, writes a bundle, and returns what is left to do and by which command."""
     tensorrt = compiler_for(target)
     author = tensorrt or backend(PROXY_PACKAGE)
     inputs, kind = [verifier, *drafters], ENGINES if tensorrt else BUNDLE
     refuse_to_replace(out, kind, inputs)
     with progress.stage("Reading checkpoints"):
         deployment = open_deployment(verifier, drafters, target, options)
-        check_tokenizer(deployment.verifier.folder)
     for note in beside_notes(deployment):
         progress.note(note)
     with resumable_folder(out, kind, inputs, resume, weights_size(deployment)) as folder:
@@ -75,10 +71,11 @@ def build_engines(
                 write_json(folder / REPORT, report.to_json())
             write_engines(deployment, compiled, folder, out, tensorrt, progress)
     if tensorrt is None:
-        raise MissingCapability(
+        return (
             f"{out}: a bundle with all that needs no GPU. Left to do, on a machine with a {target.name} and "
             f"{target.package}: glmspec-build engine --from-bundle {out} -o ENGINES"
         )
+    return None
 
 
 def check_weights(deployment: Deployment) -> None:
@@ -122,6 +119,11 @@ def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Dep
         progress.note(
             "index_share_for_mtp_iteration: the MTP module may reuse its first run's top-k in a chain's later runs; "
             "here every run makes its own: more work a draft, and the same answers."
+        )
+    if count := len(made.verifier.illegal):
+        progress.note(
+            f"{count:,} of the head's {made.verifier.config.vocab_size:,} rows are no token of the tokenizer: they are "
+            "never chosen."
         )
     if not made.verifier.end_ids:
         progress.note("the verifier names no end token: answers end at max_tokens only.")

@@ -218,6 +218,7 @@ def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, t
         "compute": deployment.compute,
         "limits": asdict(deployment.limits),
         "eos_token_ids": list(members[0].end_ids),
+        "illegal_ids": members[0].illegal.to_json(),
         "tokenizer": TOKENIZER if tokenizer else None,
         "verifier": VERIFIER,
         "mtp": MTP if any(one.name == MTP for one in members) else None,

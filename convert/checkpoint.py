@@ -20,11 +20,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import ARCHITECTURES as DRAFTERS
 from glmspec.build.configs.fields import Fields
-from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import CheckpointError, ConfigError, EngineError
+from glmspec.build.configs.kinds import Config, parse_config
+from glmspec.build.errors import CheckpointError, EngineError
 from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import FORMATS
@@ -35,7 +33,6 @@ from glmspec.convert.formats import NUMPY, Block, to_float32
 from glmspec.convert.plan import Weight
 from glmspec.convert.sealed import SEAL, check_digest, check_files, check_shape, kind_of, open_sealed
 
-Config = VerifierConfig | DrafterConfig
 HASHED_AT_LOAD = 1 << 30  # bytes of weights up to which they are hashed again when they are opened
 SHAPE = {
     "architecture": str,
@@ -219,20 +216,6 @@ def parts_digest(parts: dict[str, dict[str, Any]]) -> str:
     """One digest for files whose digests are recorded."""
     text = "".join(f"{name} {parts[name]['sha256']}\n" for name in sorted(parts))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def parse_config(hf: dict[str, Any], source: str) -> Config:
-    """The frozen config of a Hugging Face config.json, its kind decided by `architectures`."""
-    names = hf.get("architectures")
-    if names == [VERIFIER]:
-        return VerifierConfig.from_hf(hf, source)
-    if isinstance(names, list) and len(names) == 1 and names[0] in DRAFTERS:
-        return DrafterConfig.from_hf(hf, source)
-    found = hf.get("model_type") or hf.get("speculators_model_type")
-    raise ConfigError(
-        f"{source}: architectures: found {names!r} (model_type {found!r}), expected {VERIFIER}"
-        f" or a drafter ({', '.join(DRAFTERS)})."
-    )
 
 
 def config_of(record: dict[str, Any], source: str) -> Config:

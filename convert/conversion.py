@@ -12,6 +12,7 @@ from typing import Any
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.kinds import Config, check_config, parse_config
 from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
 from glmspec.build.errors import CheckpointError, ConfigError, GlmspecError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
@@ -20,7 +21,7 @@ from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Mapping
 from glmspec.convert.agreement import check_declared
 from glmspec.convert.beside import MASK_EMBEDDINGS, copy_files, matching
-from glmspec.convert.checkpoint import HASHED_AT_LOAD, Checkpoint, Config, is_converted, parse_config, read_checkpoint
+from glmspec.convert.checkpoint import HASHED_AT_LOAD, Checkpoint, is_converted, read_checkpoint
 from glmspec.convert.files import CHECKPOINT, producer, sha256, write_json
 from glmspec.convert.folders import resumable_folder
 from glmspec.convert.mask_embedding import take_mask_embedding
@@ -237,6 +238,7 @@ def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
         raise CheckpointError(f"{folder}: already a converted checkpoint; use it as it is.")
     if (folder / MANIFEST).exists():
         open_manifest(folder)
+    check_config(folder)  # another architecture is told before a missing shard is
     return plan_source(Source(folder), options)
 
 

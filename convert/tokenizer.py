@@ -28,6 +28,12 @@ def check_tokenizer(folder: Path) -> None:
         load_tokenizer(folder)
 
 
+def known_ids(folder: Path) -> frozenset[int] | None:
+    """Ids of the vocabulary and of the tokens added to it, None for a folder without a tokenizer. Raises as
+    `load_tokenizer` does."""
+    return frozenset(load_tokenizer(folder).get_vocab().values()) if has_tokenizer(folder) else None
+
+
 def unreadable(folder: Path) -> list[str]:
     """The same as notes: conversion goes on without text."""
     try:

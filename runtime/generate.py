@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,51 +24,14 @@ from glmspec.build.progress import Progress
 from glmspec.convert.files import ENGINES, check_output, json_bytes, producer, sha256, write_output
 from glmspec.runtime.answers import Kept, Printed, kept_answers
 from glmspec.runtime.engine import Engine
+from glmspec.runtime.job import Job
 from glmspec.runtime.prompts import read_requests
-from glmspec.runtime.request import Answer, Request
-from glmspec.runtime.sequence import Sequence as Running
-from glmspec.runtime.settings import chat_ids, request_of
-from glmspec.runtime.show import Shown, legend
+from glmspec.runtime.request import Request
+from glmspec.runtime.settings import request_of
 from glmspec.runtime.stats import SpecStats
+from glmspec.runtime.terminal import converse, text_request, watch
 
 MOST_TOKENS = 2**31  # of any vocabulary
-
-
-@dataclass
-class Job:
-    """One prompt and its answer so far."""
-
-    sequence: Running
-    answer: Answer = field(default_factory=Answer)
-
-    @property
-    def stats(self) -> SpecStats:
-        """Its speculative steps."""
-        return self.sequence.stats
-
-    def to_json(self, engine: Engine) -> dict[str, Any]:
-        """The output line."""
-        answer = self.answer
-        line: dict[str, Any] = {"output_token_ids": answer.tokens}
-        if engine.tokenizer is not None:
-            line["text"] = answer.text
-        line["finish_reason"] = answer.finish_reason
-        if self.sequence.request.sampling.logprobs is not None:
-            pairs = zip(answer.tokens, answer.logprobs, strict=True)
-            line["logprobs"] = [one.to_json(token) for token, one in pairs]
-        if self.sequence.request.sampling.temperature:
-            line["seed"] = self.sequence.noise.seed
-        line["speculative_decoding"] = self.stats.to_json() if engine.drafter else None
-        if note := _note(self.sequence, engine):
-            line["note"] = note
-        return line
-
-
-def _note(sequence: Running, engine: Engine) -> str | None:
-    if not sequence.beyond_reach:
-        return None
-    reach = engine.drafter.reach
-    return f"{engine.drafter_name} knows {reach:,} positions; beyond them nothing was drafted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +63,21 @@ def generate(load: Callable[[], Engine], wanted: Wanted, progress: Progress) -> 
     console = Console(highlight=False)
     typed = wanted.source is None and not wanted.prompts
     watched = typed or (wanted.output is None and wanted.source is None and console.is_terminal)
-    requests = _typed(engine, wanted, console) if typed else _requests(engine, wanted)
-    with _lines(engine, wanted, None if typed else requests, watched) as lines:
-        if watched:
-            jobs, seconds = _watched(engine, requests, console, lambda at, job: _add(lines, at, job, engine))
+    requests = None if typed else _requests(engine, wanted)
+    with _lines(engine, wanted, requests, watched) as lines:
+
+        def finished(at: int, job: Job) -> None:
+            _add(lines, at, job, engine)
+
+        if typed:
+            jobs, seconds = converse(engine, wanted.settings, console, finished, chat=wanted.chat)
+        elif watched:
+            jobs, seconds = watch(engine, requests, console, finished)
         else:
             jobs, seconds = _answered(engine, requests, lines, progress)
     if wanted.statistics is not None:
-        write_output(wanted.statistics, json_bytes(statistics(engine)))
-    _summary(jobs, seconds, engine)
+        write_output(wanted.statistics, json_bytes(statistics(engine) | _totals(jobs, seconds, engine)))
+    _summary(jobs, seconds, engine, progress)
 
 
 @contextmanager
@@ -159,68 +129,21 @@ def _add(lines: Kept | Printed | None, at: int, job: Job, engine: Engine) -> Non
 
 def _requests(engine: Engine, wanted: Wanted) -> list[Request]:
     """Of the file or the texts."""
-    sizes = {"vocab_size": engine.verifier.config.vocab_size, "max_model_len": engine.limits.max_model_len}
-    if wanted.source is not None:
-        return list(read_requests(wanted.source, engine.tokenizer, settings=wanted.settings, **sizes))
-    made = []
-    for text in wanted.prompts:
-        if engine.tokenizer is None:
-            raise RequestError("--prompt: this engine has no tokenizer; give --input with prompt_token_ids")
-        said = [{"role": "user", "content": text}]
-        ids = chat_ids(said, engine.tokenizer) if wanted.chat else engine.tokenizer.encode(text)
-        made.append(request_of(ids, wanted.settings, engine.tokenizer))
-        made[-1].check(has_text=True, **sizes)
-    return made
-
-
-def _typed(engine: Engine, wanted: Wanted, console: Console) -> Iterator[Request]:
-    """One prompt a line until Ctrl-D or Ctrl-C; a line at fault is told, and the next asked for."""
-    console.print("one prompt a line, Ctrl-D ends", style="dim")
-    while True:
-        try:
-            text = console.input("[bold]> [/bold]")
-        except (EOFError, KeyboardInterrupt):
-            console.print()
-            return
-        if text:
-            try:
-                yield from _requests(engine, replace(wanted, prompts=(text,)))
-            except RequestError as error:
-                console.print(str(error), style="red", markup=False)
-
-
-def _watched(
-    engine: Engine,
-    requests: Iterable[Request],
-    console: Console,
-    finished: Callable[[int, Job], None] = lambda at, job: None,
-) -> tuple[list[Job], float]:
-    """Answer one by one, shown as they grow; the seconds that took, without the typing. finished: as `answer_all`'s."""
-    jobs, seconds = [], 0.0
-    if engine.drafter:
-        legend(console)
-    for request in requests:
-        shown, job, start = Shown(console, engine.tokenizer), Job(engine.add(request)), time.perf_counter()
-        while engine.busy:
-            for _, delta in engine.step():
-                job.answer.add(delta)
-                shown.add(delta)
-        seconds += time.perf_counter() - start
-        sampling = request.sampling
-        if sampling.temperature and sampling.seed is None:
-            console.print(f"(seed {job.sequence.noise.seed})", style="dim")
-        if note := _note(job.sequence, engine):
-            console.print(f"({note})", style="dim")
-        finished(len(jobs), job)
-        jobs.append(job)
-    return jobs, seconds
+    if wanted.source is None:
+        return [text_request(engine, text, wanted.settings, wanted.chat) for text in wanted.prompts]
+    sizes = {
+        "vocab_size": engine.verifier.config.vocab_size,
+        "max_model_len": engine.limits.max_model_len,
+        "illegal": engine.directory.illegal,
+    }
+    return list(read_requests(wanted.source, engine.tokenizer, settings=wanted.settings, **sizes))
 
 
 def answer_all(
     engine: Engine, requests: Sequence[Request], finished: Callable[[int, Job], None] = lambda at, job: None
 ) -> list[Job]:
-    """Answer requests together, in one packed batch a step; the answers do not depend on the company. finished: called
-    with each request's place and answer, when it is whole."""
+    """Answer requests together, in one packed batch a step; but for near ties the answers do not depend on the
+    company. finished: called with each request's place and answer, when it is whole."""
     jobs = {job.sequence: job for job in (Job(engine.add(request)) for request in requests)}
     places = {sequence: at for at, sequence in enumerate(jobs)}
     while engine.busy:
@@ -237,13 +160,26 @@ def statistics(engine: Engine) -> dict[str, Any]:
     return {"drafter": engine.drafter_name, **stats.to_json(), "position_rates": stats.position_rates}
 
 
-def _summary(jobs: list[Job], seconds: float, engine: Engine) -> None:
-    """A table on stderr: how many tokens, how fast, how well the drafts were accepted."""
+def _totals(jobs: list[Job], seconds: float, engine: Engine) -> dict[str, Any]:
+    """How much was answered, how fast, by what."""
     tokens = sum(len(job.answer.tokens) for job in jobs)
-    console = Console(stderr=True, highlight=False)
-    console.print(f"{len(jobs)} prompts, {tokens} tokens, {tokens / max(seconds, 1e-9):.0f} tokens/s")
+    return {
+        "num_prompts": len(jobs),
+        "num_prompt_tokens": sum(len(job.sequence.request.prompt_ids) for job in jobs),
+        "num_output_tokens": tokens,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+        "glmspec": version("glmspec"),
+        "engines_sha256": sha256(engine.directory.folder / "config.json"),
+    }
+
+
+def _summary(jobs: list[Job], seconds: float, engine: Engine, progress: Progress) -> None:
+    """How many tokens, how fast, and as a table how well the drafts were accepted."""
+    tokens = sum(len(job.answer.tokens) for job in jobs)
+    progress.say(f"{len(jobs)} prompts, {tokens} tokens, {tokens / max(seconds, 1e-9):.0f} tokens/s")
     if engine.drafter is not None and engine.stats.num_steps:
-        console.print(stats_table(engine.stats, engine.drafter_name))
+        progress.show(stats_table(engine.stats, engine.drafter_name))
 
 
 def stats_table(stats: SpecStats, drafter: str) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.limits import ADJUSTED_MOST
 from glmspec.build.errors import RequestError
 from glmspec.runtime.sampling import GREEDY, Sampling
@@ -30,8 +31,9 @@ class Request:
     speculate: bool = True
     sampling: Sampling = GREEDY
 
-    def check(self, vocab_size: int, max_model_len: int, has_text: bool) -> None:
-        """Raise `RequestError` for what cannot be served, naming the field, what was found and the limit."""
+    def check(self, vocab_size: int, max_model_len: int, has_text: bool, illegal: IllegalIds = ALL_LEGAL) -> None:
+        """Raise `RequestError` for what cannot be served, naming the field, what was found and the limit. illegal: ids
+        that are never chosen; a prompt may hold them."""
         if not self.prompt_ids:
             raise RequestError("prompt: found no tokens, expected at least one")
         odd = next((token for token in self.prompt_ids if not 0 <= token < vocab_size), None)
@@ -63,7 +65,10 @@ class Request:
         if ends > ADJUSTED_MOST or ends >= vocab_size:
             most = min(ADJUSTED_MOST, vocab_size - 1)
             raise RequestError(f"stop_token_ids: found {ends} tokens, expected at most {most}")
-        self.sampling.check(vocab_size)
+        never = next((token for token in self.stop_token_ids if token in illegal), None)
+        if never is not None:
+            raise RequestError(f"stop_token_ids: token id {never} is none of the tokenizer's and is never chosen")
+        self.sampling.check(vocab_size, illegal)
 
 
 @dataclass(frozen=True)

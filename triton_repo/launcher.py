@@ -26,8 +26,12 @@ from pathlib import Path
 
 import click
 
+from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError, MissingCapability
+from glmspec.build.progress import Progress
 from glmspec.convert.files import opened_alone
+from glmspec.triton_repo.interface import MODEL_NAME
+from glmspec.triton_repo.repository import open_repository
 
 READY_TIMEOUT_S = 180
 EXIT_TIMEOUT_S = 30  # too short a one kills the stub in the middle and leaks shared memory
@@ -92,7 +96,7 @@ class Server:
 
     def start(self) -> Server:
         """Start and wait until the model is ready. Raises `EngineError` with the log's tail when it never is."""
-        if not (self.repository / "glmspec" / "config.pbtxt").exists():
+        if not (self.repository / MODEL_NAME / "config.pbtxt").exists():
             raise EngineError(
                 f"{self.repository}: not a model repository. Make one: glmspec-build repo ENGINES -o REPO"
             )
@@ -165,20 +169,26 @@ class Server:
         return "\n".join([line for line in lines if not line.startswith(("|", "+"))][-_LOG_TAIL:])  # no option table
 
 
-def run_server(repository: Path, ports: Ports) -> None:
-    """Serve in the foreground until interrupted, terminated, or the server ends."""
+def run_server(repository: Path, ports: Ports, progress: Progress) -> None:
+    """Serve in the foreground until interrupted, terminated, or the server ends. Raises before anything starts for a
+    repository or engines that are damaged, and for engines that this version cannot serve."""
+    EngineDirectory.open(open_repository(repository)).check_runs()
     descriptor, name = tempfile.mkstemp(prefix=_SCRATCH, suffix=".log")
     os.close(descriptor)
     log = Path(name)
-    click.echo(f"Starting tritonserver, log in {log}", err=True)
+    progress.say(f"Starting tritonserver, log in {log}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with Server(repository, ports, log) as server:
+    server = Server(repository, ports, log)
+    try:
+        with progress.stage("Loading engines"):
+            server.start()
         click.echo(f"Ready: {ports.describe()}")
-        try:
-            code = server.wait()
-        except KeyboardInterrupt:
-            click.echo("Stopping", err=True)
-            return
+        code = server.wait()
+    except KeyboardInterrupt:
+        progress.say("Stopping")
+        return
+    finally:
+        server.stop()
     if code:
         raise EngineError(f"tritonserver ended with code {code}; its log is {log}")
 

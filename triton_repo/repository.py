@@ -38,6 +38,7 @@ def write_repository(
 ) -> None:
     """Write the repository. The engines stay where they are: the model finds them relative to its own folder."""
     directory = EngineDirectory.open(engines)
+    directory.check_runs()
     if adaptive and not (speculate and directory.choices):
         raise EngineError(f"{engines}: adaptive verification chooses among drafts, and there is no drafter.")
     if drafter is not None:

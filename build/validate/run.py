@@ -24,6 +24,7 @@ from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault, Outcome, Report, fault_of
+from glmspec.build.versions import versions
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ def _config(case: Case, _: Wanted) -> Checked:
     deployment, limits = case.deployment, case.deployment.limits
     config = deployment.verifier.config
     limits.index_topk(config.index_topk)
+    numbers = {
+        "layers": config.num_hidden_layers,
+        "layers_of_experts": config.mlp_layer_types.count("sparse"),
+        "layers_with_an_indexer": config.indexer_types.count("full"),
+        **{key: getattr(limits, key) for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")},
+    }
     kinds = ", ".join(member.name for member in deployment.members if member.num_drafts) or "none"
     return Checked(
         (
@@ -66,7 +73,8 @@ def _config(case: Case, _: Wanted) -> Checked:
             f"{config.indexer_types.count('full')} with an indexer), drafters: {kinds}",
             f"weights {_kinds(deployment)}, compute {deployment.compute}; sequences of {limits.max_model_len:,} "
             f"tokens, {limits.max_num_seqs} at once, steps of {limits.max_num_batched_tokens:,} rows",
-        )
+        ),
+        numbers=numbers,
     )
 
 
@@ -76,14 +84,22 @@ def _memory(case: Case, _: Wanted) -> Checked:
     if plan.available is None:
         ranks = case.deployment.mapping.tp
         held = f"weights {size_text(plan.weights)} a rank, {ranks} in one process"
-        return Checked((f"{target.name}: {held}; its memory is not checked",))
+        return Checked((f"{target.name}: {held}; its memory is not checked",), numbers={"weight_bytes": plan.weights})
     return Checked(
         (
             f"{target.name}, {size_text(plan.available)} usable: weights {size_text(plan.weights)}, a step's tensors "
             f"at most {size_text(plan.step)}, caches {size_text(plan.caches)}",
             f"{plan.tokens:,} cached tokens fit ({plan.per_token:,} bytes each): "
             f"{plan.tokens / limits.max_model_len:.1f} sequences of {limits.max_model_len:,}",
-        )
+        ),
+        numbers={
+            "usable_bytes": plan.available,
+            "weight_bytes": plan.weights,
+            "step_bytes": plan.step,
+            "cache_bytes": plan.caches,
+            "cached_tokens": plan.tokens,
+            "bytes_per_cached_token": plan.per_token,
+        },
     )
 
 
@@ -139,7 +155,7 @@ def validate(
         for stage in stages:
             outcomes.append(_run(stage, case, wanted, outcomes, opened if stage is stages[0] else 0.0))
             advance(stage.name)
-    return Report(_subject(deployment), tuple(outcomes))
+    return Report(_subject(deployment), tuple(outcomes), versions())
 
 
 def _subject(deployment: Deployment) -> dict[str, Any]:
@@ -204,7 +220,7 @@ def _run(stage: Stage, case: Case, wanted: Wanted, before: list[Outcome], opened
         why = f"glmspec failed in {Path(where.filename).name}:{where.lineno} ({told})."
         checked = Checked((), (Fault(stage.title, why, "This is a fault of glmspec: report it."),))
     seconds = time.perf_counter() - start + opened
-    return Outcome(stage.name, stage.title, seconds, checked.facts, checked.faults)
+    return Outcome(stage.name, stage.title, seconds, checked.facts, checked.faults, dict(checked.numbers))
 
 
 def _unopened(subject: dict, error: GlmspecError, wanted: Wanted, seconds: float) -> Report:
@@ -217,4 +233,4 @@ def _unopened(subject: dict, error: GlmspecError, wanted: Wanted, seconds: float
         elif stage.name in wanted.stages:
             why = "" if stage.name == "config" else f"needs {blamed}"  # configs are read before tensors
             outcomes.append(Outcome(stage.name, stage.title, why=why))
-    return Report(subject, tuple(outcomes))
+    return Report(subject, tuple(outcomes), versions())

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from support.models import GOLDENS, edit_checkpoint
 from support.records import rewrite as rewrite_file
 
+from glmspec.build.configs.kinds import parse_config
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
@@ -24,7 +25,7 @@ from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.build.progress import Progress
 from glmspec.build.trt import backend
-from glmspec.convert.checkpoint import parse_config, read_checkpoint
+from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.sealed import seal_of
 from glmspec.runtime.engine import Engine

@@ -20,7 +20,7 @@ from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.errors import EngineError, GlmspecError, RequestError
 from glmspec.build.progress import Progress
-from glmspec.runtime import answers, generate
+from glmspec.runtime import answers, generate, terminal
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import Wanted, answer_all
 from glmspec.runtime.request import Request
@@ -194,7 +194,7 @@ def test_answers_on_a_terminal_are_coloured(engine):
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="standard", highlight=False, width=400)
     request = Request(prompt_ids=tuple(engine.tokenizer.encode(PROMPTS[0])), max_tokens=40)
-    ((job,), seconds) = generate._watched(engine, [request], console)
+    ((job,), seconds) = terminal.watch(engine, [request], console)
     shown = out.getvalue()
     assert seconds > 0
     assert "\x1b[32m" in shown and "\x1b[9;31m" in shown
