@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from glmspec.build.errors import CheckpointError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.formats import BLOCK, GROUP
+from glmspec.build.network.formats import BLOCK, GROUP, QUANTIZED
 from glmspec.build.network.shards import Layout, Mapping, check_shards, layout_of
 from glmspec.convert.calibration import INPUT_MOST, Activations
 from glmspec.convert.formats import Block, plain
@@ -27,7 +28,17 @@ from glmspec.convert.fused import partners
 from glmspec.convert.plan import Part, Task, Weight, chunks
 from glmspec.convert.recipe import Recipe
 from glmspec.convert.source import Source
-from glmspec.convert.storage import EXPERT_MATRICES, NO_WEIGHTS, Shape, Stored, field_of, find, stored, stored_integers
+from glmspec.convert.storage import (
+    EXPERT_MATRICES,
+    NO_WEIGHTS,
+    Shape,
+    Stored,
+    field_of,
+    find,
+    no_weight,
+    stored,
+    stored_integers,
+)
 
 _LISTED = 8  # names shown in an error before "and N more"
 
@@ -69,10 +80,6 @@ def plan_verifier(source: Source, config: VerifierConfig, options: Options) -> P
             mtp and name.startswith(copies)
         ),
         "indexer of a layer that shares another's top-k": lambda name: ".indexer." in name and _layer(name) in shared,
-        "K/V scale of a cache format that is not used": lambda name: name.endswith(
-            ("k_proj.k_scale", "v_proj.v_scale")
-        ),
-        "rotary frequencies, computed from the config": lambda name: name.endswith("rotary_emb.inv_freq"),
     }
     left_out = _closed(source, weights, reasons)
     check_shards([(one.name, one.layout, one.format) for one in weights], options.mapping)
@@ -294,11 +301,19 @@ def _unwrapped(source: Source, owned: set[str]) -> tuple[dict[str, str], list[st
     return held, [] if before == ["model"] and not private else [f"{part}." for part in (*before, *private)]
 
 
-def _closed(source: Source, weights: list[Weight], reasons: dict[str, Callable[[str], bool]]) -> dict[str, list[str]]:
+def _closed(source: Source, weights: list[Weight], reasons: dict[str, Callable[[str], Any]]) -> dict[str, list[str]]:
     """Account for every tensor: consumed, left out for a reason, or an error."""
     consumed = {name for weight in weights for name in weight.names}
 
-    reasons = {**reasons, "scale of a weight that is not quantized": lambda name: field_of(source, name) in consumed}
+    def spare(name: str) -> bool:
+        base = field_of(source, name)
+        return base in consumed and stored(source, base).format not in QUANTIZED
+
+    reasons = {
+        **reasons,
+        **{why: pattern.fullmatch for why, pattern in NO_WEIGHTS.items()},
+        "scale of a weight that is not quantized": spare,
+    }
     left_out: dict[str, list[str]] = {}
     surplus = []
     for name in sorted(source.tensors.keys() - consumed):
@@ -348,9 +363,7 @@ def _mtp_modules(source: Source, config: VerifierConfig) -> set[int]:
     return {
         layer
         for name in source.tensors
-        if (layer := _layer(name) or 0) >= first
-        and (layer in counted or ".eh_proj." in name)
-        and not name.endswith(NO_WEIGHTS)
+        if (layer := _layer(name) or 0) >= first and (layer in counted or ".eh_proj." in name) and not no_weight(name)
     }
 
 

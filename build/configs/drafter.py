@@ -92,6 +92,7 @@ class DrafterConfig:
     confidence: ConfidenceHead | None
     convolution: Convolution | None
     selector: Selector | None
+    mask_embedding: bool = False  # the mask token has a row of its own beside the weights, which no config tells
 
     @property
     def num_hidden_layers(self) -> int:

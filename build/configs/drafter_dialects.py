@@ -53,6 +53,11 @@ class Dialect:
         return cls(kind, speculators, top, block, window)
 
     @property
+    def format(self) -> str:
+        """The name of the format in the table above."""
+        return "speculators" if self.speculators else "z-lab" if self.top.has("dflash_config") else "DeepSpec"
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """k for every verifier layer k after which the residual stream is read, in rising order."""
         key, least = ("aux_hidden_state_layer_ids", 0) if self.speculators else ("target_layer_ids", -1)
