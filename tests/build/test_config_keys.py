@@ -206,7 +206,7 @@ def test_harmless_keys_pass(values, key, value):
 UNKNOWN = [
     ("attn_logit_softcapping", 50.0), ("swiglu_limit", 7.0), ("residual_multiplier", 0.22),
     ("embedding_multiplier", 12), ("logit_scale", 0.0625), ("sandwich_norm", True), ("sinks", 4),
-    ("hidden_activation", "gelu"),
+    ("hidden_activation", "gelu"), ("use_residual_scale", True),
     ("per_layer_config", {"3": {"rope_theta": 1e4}}), ("use_qk_norm_of_my_own", True), ("rope_interleaved_by", [1]),
 ]  # fmt: skip
 
