@@ -264,3 +264,13 @@ def test_a_port_that_another_server_holds_is_not_taken_for_ready(repo, tmp_path,
 def test_a_host_that_is_not_ours_is_named():
     with pytest.raises(EngineError, match=r"203\.0\.113\.1"):
         Ports.choose("203.0.113.1")
+
+
+def test_the_scratch_of_a_killed_run_goes_and_that_of_a_running_one_stays(scratch):
+    (scratch / "glmspec-triton-dead").mkdir()
+    (scratch / "glmspec-triton-dead" / "lock").touch()
+    with launcher.scratch_folder() as (first, lock):
+        assert list(scratch.iterdir()) == [first] and os.get_inheritable(lock) is False
+        with launcher.scratch_folder() as (second, _):
+            assert sorted(scratch.iterdir()) == sorted([first, second])
+    assert list(scratch.iterdir()) == []
