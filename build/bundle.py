@@ -3,7 +3,7 @@
     BUNDLE/config.json           target, limits, models by hash, contracts, what is left to do
     BUNDLE/checkpoints/NAME/     converted weights, when the inputs were Hugging Face folders
     BUNDLE/plugins/              kernels compiled for the target's GPU, with a manifest
-    BUNDLE/tokenizer/, validation.json
+    BUNDLE/tokenizer/, licenses/, validation.json
 
 `prepare` writes one; `finish` compiles it with the target's own TensorRT and writes the engine directory, which refers
 to the bundle's weights.
@@ -15,17 +15,21 @@ import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from glmspec.build.configs.fields import Fields, read_json
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.target import TARGETS, Target
 from glmspec.build.deployment import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, Deployment
+from glmspec.build.directory import CHOICES, CONTRACT, WEIGHTS, limits_of
 from glmspec.build.engine_writer import (
     REPORT,
     TOKENIZER,
     compile_member,
+    copy_licences,
     copy_tokenizer,
+    digests_beside_checkpoints,
     write_engines,
     written_weights,
 )
@@ -38,43 +42,63 @@ from glmspec.build.network.contract import Contract
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend
 from glmspec.build.validate.report import Report
-from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
-from glmspec.convert.files import BUNDLE, ENGINES, new_folder, producer, refuse_to_replace, sha256, write_json
+from glmspec.convert.checkpoint import Checkpoint, built_for
+from glmspec.convert.files import BUNDLE, ENGINES, producer, write_json
+from glmspec.convert.folders import new_folder, refuse_to_replace
+from glmspec.convert.origin import name_of
+from glmspec.convert.sealed import check_files, check_shape, kind_of, open_sealed, write_sealed
+from glmspec.convert.tokenizer import check_tokenizer
 
 PLUGINS = "plugins"
-_CHOICES = {"taps", "hidden", "drafter_window", "num_speculative_tokens", "markov_top_k", "sampled", "q"}
-_MEMBER = {"name", "source", "weights", "contract"} | _CHOICES
+_AGAIN = "Prepare the bundle again."
+_SHAPE = {
+    "target": str,
+    "limits": dict,
+    "members": list,
+    "tokenizer": (str, NoneType),
+    "kernels": (str, NoneType),
+    "files": dict,
+    "finish": str,
+}
+_MEMBER = {
+    "name": str,
+    "source": str,
+    "weights": WEIGHTS,
+    "contract": CONTRACT,
+    **CHOICES,
+}
 
 
 def prepare(
-    deployment: Deployment, report: Report | None, inputs: list[Path], out: Path, proxy: Backend, progress: Progress
+    deployment: Deployment, report: Report | None, folder: Path, out: Path, proxy: Backend, progress: Progress
 ) -> None:
-    """Write a bundle. proxy: the TensorRT that authors the networks here, to know their contracts."""
-    with new_folder(out, BUNDLE, inputs) as folder:
-        weights = written_weights(deployment, folder, progress)
-        members = [
-            _prepared(deployment, member, weights[member.name], out, proxy, progress) for member in deployment.members
-        ]
-        if report is not None:
-            write_json(folder / REPORT, report.to_json())
-        tokenizer = copy_tokenizer(deployment.verifier, folder)
-        kernels = _write_kernels(folder / PLUGINS, deployment, proxy, progress)
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "checkpoints" not in path.parts]
-        write_json(
-            folder / "config.json",
-            {
-                "producer": producer(BUNDLE),
-                "target": deployment.target.name,
-                "compute": deployment.compute,
-                "limits": asdict(deployment.limits),
-                "members": members,
-                "tokenizer": TOKENIZER if tokenizer else None,
-                "plugins": deployment.plugins,
-                "kernels": PLUGINS if kernels else None,
-                "files": {str(path.relative_to(folder)): sha256(path) for path in files},
-                "finish": f"glmspec-build engine --from-bundle {out} -o ENGINES",
-            },
-        )
+    """Fill a bundle that will be at `out`. proxy: the TensorRT that authors the networks here, to know their
+    contracts."""
+    weights = written_weights(deployment, folder, progress)
+    members = [
+        _prepared(deployment, member, weights[member.name], out, proxy, progress) for member in deployment.members
+    ]
+    if report is not None:
+        write_json(folder / REPORT, report.to_json())
+    tokenizer = copy_tokenizer(deployment.verifier, folder)
+    licences = copy_licences(weights, folder)
+    kernels = _write_kernels(folder / PLUGINS, deployment, proxy, progress)
+    write_sealed(
+        folder / "config.json",
+        {
+            "producer": producer(BUNDLE),
+            "target": deployment.target.name,
+            "compute": deployment.compute,
+            "limits": asdict(deployment.limits),
+            "members": members,
+            "tokenizer": TOKENIZER if tokenizer else None,
+            "licenses": licences,
+            "plugins": deployment.plugins,
+            "kernels": PLUGINS if kernels else None,
+            "files": digests_beside_checkpoints(folder),
+            "finish": f"glmspec-build engine --from-bundle {out} -o ENGINES",
+        },
+    )
 
 
 def finish(bundle: Path, out: Path, progress: Progress) -> None:
@@ -84,6 +108,7 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
         record = open_bundle(bundle)
         target = TARGETS[record["target"]]
         deployment = _deployment(bundle, record, target)
+        check_tokenizer(deployment.verifier.folder)
     refuse_to_replace(out, ENGINES, [bundle])
     tensorrt = compiler_for(target)
     if tensorrt is None:
@@ -93,12 +118,12 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
             f"{target.package} {machine.version or 'not installed'} and "
             f"{f'a GPU of {machine.compute_capability}' if machine.compute_capability else 'no GPU'}."
         )
-    for member, prepared in zip(deployment.members, record["members"], strict=True):
-        for profile in deployment.profiles(member):  # before anything is compiled: minutes of that machine cost
-            contract = deployment.author(member, profile, tensorrt, plugged=True).contract()
-            _same_contract(bundle, member.name, profile, contract, Contract.from_json(prepared["contract"]))
-    compiled = {member.name: compile_member(deployment, member, tensorrt, progress) for member in deployment.members}
     with new_folder(out, ENGINES, [bundle]) as folder:
+        for member, prepared in zip(deployment.members, record["members"], strict=True):
+            for profile in deployment.profiles(member):  # before anything is compiled: minutes of that machine cost
+                contract = deployment.author(member, profile, tensorrt, plugged=True).contract()
+                _same_contract(bundle, member.name, profile, contract, Contract.from_json(prepared["contract"]))
+        compiled = {one.name: compile_member(deployment, one, tensorrt, progress) for one in deployment.members}
         if (bundle / REPORT).exists():
             shutil.copyfile(bundle / REPORT, folder / REPORT)
         write_engines(deployment, compiled, folder, out, tensorrt, progress)
@@ -126,8 +151,8 @@ def _prepared(
         contract = deployment.author(member, profile, proxy).contract()
     return {
         "name": member.name,
-        "source": member.folder.resolve().name,
-        "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
+        "source": name_of(member.folder),
+        "weights": {"folder": where, **checkpoint.identity},
         **member.choices,
         "contract": contract.to_json(),
     }
@@ -152,43 +177,39 @@ def _write_kernels(folder: Path, deployment: Deployment, proxy: Backend, progres
 
 def open_bundle(bundle: Path) -> dict[str, Any]:
     """The record of a bundle, its files compared with their digests. Raises `EngineError` naming what is wrong."""
-    record = read_json(bundle / "config.json")
-    made = record.get("producer")
-    if not isinstance(made, dict) or made.get("kind") != BUNDLE:
+    if kind_of(bundle) != BUNDLE:
         raise EngineError(f"{bundle}: not a bundle. Make one: glmspec-build engine --verifier DIR --target b200 -o OUT")
+    record = open_sealed(bundle / "config.json", _SHAPE, _AGAIN)
     fields = Fields(record, f"{bundle}/config.json")
     fields.choice("target", tuple(TARGETS))
     fields.choice("compute", ("float32", "bfloat16"))
     fields.choice("plugins", (PLUGINS_AUTO, PLUGINS_ON, PLUGINS_OFF))
-    fields.section("limits")
-    members = record.get("members")
-    if not isinstance(members, list) or not members or not all(one.keys() >= _MEMBER for one in members):
-        fields.fail("members", f"a list of objects with {', '.join(sorted(_MEMBER))}")
-    for name, digest in fields.section("files").values.items():
-        path = bundle / name
-        if not path.exists() or sha256(path) != digest:
-            what = "changed" if path.exists() else "missing"
-            raise EngineError(f"{path}: {what} since the bundle was made. Prepare it again.")
+    limits_of(fields)
+    if not record["members"] or not all(isinstance(one, dict) for one in record["members"]):
+        fields.fail("members", "objects")
+    for one in record["members"]:
+        check_shape(Fields(one, f"{fields.source}: members"), _MEMBER)
+    check_files(bundle, record["files"], _AGAIN)
     return record
 
 
-def _deployment(bundle: Path, record: dict[str, Any], target: Target) -> Deployment:
+def checkpoints_of(bundle: Path, record: dict[str, Any]) -> dict[Path, Checkpoint]:
+    """Every checkpoint that a bundle's members use, once, by its folder. Raises `EngineError` for another one."""
     opened: dict[Path, Checkpoint] = {}  # the verifier and its MTP module share one
-    members = []
     for one in record["members"]:
         home = (bundle / one["weights"]["folder"]).resolve()
-        if not (home / "config.json").exists():
-            raise EngineError(f"{bundle}: the weights of {one['name']} are expected in {home}, and are not there.")
         if home not in opened:
-            opened[home] = _unchanged(read_checkpoint(home))
-        checkpoint = opened[home]
-        found, expected = checkpoint.weights_sha256, one["weights"]["sha256"]
-        if found != expected:
-            raise EngineError(
-                f"{home}: not the weights the bundle was made for (found {found[:12]}, expected {expected[:12]})."
-            )
-        members.append(_member(one, home, checkpoint))
-    limits = EngineLimits(**record["limits"])
+            opened[home] = built_for(home, bundle / one["name"], one["weights"], _AGAIN)
+    return opened
+
+
+def _deployment(bundle: Path, record: dict[str, Any], target: Target) -> Deployment:
+    opened = checkpoints_of(bundle, record)
+    for checkpoint in opened.values():
+        checkpoint.check_loaded()
+    homes = [(bundle / one["weights"]["folder"]).resolve() for one in record["members"]]
+    members = [_member(one, home, opened[home]) for one, home in zip(record["members"], homes, strict=True)]
+    limits = limits_of(Fields(record, f"{bundle}/config.json"))
     return Deployment(target, tuple(members), limits, record["compute"], record["plugins"])
 
 
@@ -206,13 +227,8 @@ def _member(record: dict[str, Any], home: Path, checkpoint: Checkpoint) -> Membe
         source=record["source"],
         q=DraftLaw(**record["q"]) if record["q"] else None,
         markov_top_k=record["markov_top_k"],
+        illegal=IllegalIds.from_json(record["illegal_ids"]),
     )
-
-
-def _unchanged(checkpoint: Checkpoint) -> Checkpoint:
-    for path, why in checkpoint.changed():
-        raise EngineError(f"{path}: {why}. Convert again.")
-    return checkpoint
 
 
 def _same_contract(bundle: Path, name: str, profile: str, found: Contract, prepared: Contract) -> None:

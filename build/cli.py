@@ -1,45 +1,59 @@
 """`glmspec-build`: one command for the whole way from a checkpoint to served tokens.
 
 Nothing heavy is imported before a command runs, so `--help` is instant. Exit codes: 0 done, 1 the input
-is at fault (one message, no traceback), 2 wrong usage, 3 this machine lacks something (a GPU, TensorRT).
+is at fault (one message, no traceback), 2 wrong usage, 3 nothing was done for lack of something (a GPU, TensorRT).
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from glmspec.build.cli_options import FILE, PLACE, WRITTEN, adaptive, build_options, drafting, sampling, sizes
+from glmspec.build.cli_base import (
+    FILE,
+    FOLDER,
+    JSON,
+    OUT,
+    PLACE,
+    WRITTEN,
+    Commands,
+    Count,
+    progress,
+    result,
+    section,
+    write_json_to,
+)
+from glmspec.build.cli_options import (
+    MODEL,
+    OUTPUT,
+    RECIPES,
+    adaptive,
+    build_options,
+    drafting,
+    ranks,
+    sampling,
+    sizes,
+)
+from glmspec.build.configs.kinds import check_config, check_configs
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.errors import GlmspecError
 
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-_OUT = click.Path(file_okay=False, path_type=Path)
+# A table for people, and the same for programs.
+as_json = section(
+    OUTPUT, click.option("--json", "json_file", type=JSON, help="Write it as JSON; -: to standard output, no table.")
+)
 _UNSAID = (None, (), False, "auto", "greedy")  # what size options are that nobody gave
 
 
-class _Commands(click.Group):
-    """Turns our own exceptions into a message and an exit code; keeps the commands in the order of the work."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except GlmspecError as error:
-            click.echo(f"glmspec-build: {error}", err=True)
-            sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("glmspec-build: interrupted", err=True)
-            sys.exit(130)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-
-@click.group(cls=_Commands)
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110},
+)
 @click.version_option(package_name="glmspec")
 def main() -> None:
     """GLM-5.3 with block speculative decoding: convert, build engines, generate, serve."""
@@ -47,30 +61,37 @@ def main() -> None:
 
 @main.command()
 @click.argument("source", type=PLACE)
-@click.option("-o", "--output", type=_OUT, help="Folder to write the converted checkpoint to.")
-@click.option("--quant", type=click.Choice(["auto", "bf16", "fp8", "nvfp4"]), default="auto", show_default=True,
-              help="Recipe for a verifier's matrices; auto keeps what the checkpoint has.")  # fmt: skip
-@click.option("--recipe", type=FILE, help="JSON or YAML list of rules {modules: pattern, format: name} for others.")
-@click.option("--calibration", type=FILE, help="Largest activation by module, as `calibrate` writes it.")
-@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Ranks to divide a verifier among.")
-@click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Groups of them with whole experts.")
-@click.option("--format", "layout", type=click.Choice(["trtllm", "hf"]), default="trtllm", show_default=True,
-              help="hf: a Hugging Face checkpoint with ModelOpt's names.")  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), help="Threads. Default: the cores there are.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              help="Where NVFP4 is computed.")  # fmt: skip
-@click.option("--resume", is_flag=True, help="Go on from an interrupted run.")
-@click.option("--expect-sha256", metavar="HEX", help="Refuse SOURCE unless its model.safetensors has this digest.")
-@click.option("--dry-run", is_flag=True,
-              help="List what would be written. SOURCE may be a config.json without weights.")  # fmt: skip
+@section(
+    MODEL,
+    click.option("--quant", type=RECIPES, default="auto",
+                 help="Recipe for a verifier's matrices; auto keeps what the checkpoint has."),
+    click.option("--recipe", type=FILE,
+                 help="JSON or YAML list of rules {modules: pattern, format: name} for others. Default: none."),
+    click.option("--calibration", type=FILE,
+                 help="Largest activation by module, as `calibrate` writes it. Default: none."),
+    *ranks("1"),
+    click.option("--expect-sha256", metavar="HEX",
+                 help="Refuse SOURCE unless its model.safetensors has this digest. Default: any."),
+)  # fmt: skip
+@section(
+    OUTPUT,
+    click.option("-o", "--output", type=OUT, help="Folder to write the converted checkpoint to."),
+    click.option("--format", "layout", type=click.Choice(["trtllm", "hf"]), default="trtllm",
+                 help="hf: a Hugging Face checkpoint with ModelOpt's names."),
+    click.option("--workers", type=click.IntRange(1), help="Threads. Default: the cores there are."),
+    click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Where NVFP4 is computed."),
+    click.option("--resume", is_flag=True, help="Go on from an interrupted run."),
+    click.option("--dry-run", is_flag=True,
+                 help="List what would be written. SOURCE may be a config.json without weights."),
+)  # fmt: skip
 def convert(
     source: Path,
     output: Path | None,
     quant: str,
     recipe: Path | None,
     calibration: Path | None,
-    tp: int,
-    ep: int,
+    tp: int | None,
+    ep: int | None,
     layout: str,
     workers: int | None,
     device: str,
@@ -87,96 +108,131 @@ def convert(
         raise click.UsageError(f"{source}: a file is enough for --dry-run only; give a checkpoint's folder")
     if (output is None) != dry_run:
         raise click.UsageError("give --output, or --dry-run and no output")
-    from glmspec.build.progress import RichProgress
+    check_config(source)
     from glmspec.convert.command import Wanted, convert_folder, options_of
     from glmspec.convert.dry_run import dry_run as list_outputs
 
-    options = options_of(quant, recipe, calibration, tp, ep)
+    options = options_of(quant, recipe, calibration, tp or 1, ep or 1)
     if dry_run:
-        list_outputs(source, options, layout == "hf")
+        list_outputs(source, options, layout == "hf", progress())
         return
     wanted = Wanted(hf=layout == "hf", device=device, workers=workers, resume=resume, sha256=expect_sha256)
-    for line in convert_folder(source, output, options, wanted, RichProgress()):
-        click.echo(line, err=True)
-    click.echo(str(output))
+    for line in convert_folder(source, output, options, wanted, progress()):
+        progress().say(line)
+    result(str(output))
 
 
 @main.command()
-@click.argument("source", type=_FOLDER)
+@click.argument("source", type=FOLDER)
 @click.option("--input", "prompts", required=True, type=FILE, help="JSON lines with prompt or prompt_token_ids.")
 @click.option("-o", "--output", required=True, type=WRITTEN,
               help="JSON file to write: {module: largest input}.")  # fmt: skip
 def calibrate(source: Path, prompts: Path, output: Path) -> None:
     """Measure the activations of the verifier SOURCE on prompts, for `convert --calibration`. Needs ModelOpt."""
-    from glmspec.build.progress import RichProgress
+    check_config(source)
     from glmspec.convert.calibrate import calibrate as measure
 
-    count = measure(source, prompts, output, RichProgress())
-    click.echo(f"{output}: {count} modules")
+    count = measure(source, prompts, output, progress())
+    result(f"{output}: {count} modules")
 
 
 @main.command()
-@click.argument("directory", type=_FOLDER)
-def verify(directory: Path) -> None:
-    """Check a converted checkpoint, a Hugging Face one of ours, or an engine directory again: every file's digest."""
-    from glmspec.build.progress import RichProgress
+@click.argument("directory", type=FOLDER)
+@as_json
+def verify(directory: Path, json_file: Path | None) -> None:
+    """Check a folder that glmspec wrote again: the digest of every file, and of what it refers to."""
+    from glmspec.build.describe import describe
     from glmspec.build.verify import verify_folder
 
-    click.echo(verify_folder(directory, RichProgress()))
+    start = time.perf_counter()
+    try:
+        told, error = verify_folder(directory, progress()), None
+    except GlmspecError as raised:
+        told, error = None, raised
+    if json_file:
+        seconds = round(time.perf_counter() - start, 3)
+        about = {"error": str(error)} if error else describe(directory)
+        write_json_to(json_file, {"ok": error is None, "folder": str(directory), "seconds": seconds, **about})
+    if error:
+        raise error
+    if str(json_file) != "-":
+        result(told)
 
 
 @main.command()
-@click.option("--verifier", type=_FOLDER, help="Verifier: Hugging Face or converted checkpoint.")
+@section(MODEL, click.option("--verifier", type=FOLDER, help="Verifier: Hugging Face or converted checkpoint."))
 @sizes
-@click.option("-o", "--output", type=_OUT, help="Engine directory (or bundle) to write.")
-@click.option("--no-validate", is_flag=True, help="Skip the checks that `validate` makes.")
-@click.option("--from-bundle", "bundle", type=_FOLDER, help="Finish a bundle, on a machine with its GPU and TensorRT.")
+@section(
+    OUTPUT,
+    click.option("-o", "--output", type=OUT, help="Engine directory (or bundle) to write."),
+    click.option("--no-validate", is_flag=True, help="Skip the checks that `validate` makes."),
+    click.option("--resume", is_flag=True, help="Go on with the conversions of an interrupted run."),
+    click.option("--from-bundle", "bundle", type=FOLDER,
+                 help="Finish a bundle, on a machine with its GPU and TensorRT. Default of --output: BUNDLE-engines."),
+)  # fmt: skip
 def engine(
     verifier: Path | None,
     drafters: tuple[Path, ...],
     target: str | None,
     output: Path | None,
     no_validate: bool,
+    resume: bool,
     bundle: Path | None,
     **sizes: Any,
 ) -> None:
     """Build an engine directory from a verifier and its drafters.
 
-    Where the target's TensorRT is not installed, what needs no GPU is done and written as a bundle (exit code 3)."""
-    from glmspec.build.progress import RichProgress
-
+    Where the target's TensorRT or GPU is not here, what needs none is done and written as a bundle; the command that
+    finishes it is told."""
+    left = None
     if bundle:
-        from glmspec.build.bundle import finish, finished_name
-
-        given = (verifier, drafters, target, *sizes.values())
+        given = (verifier, drafters, target, resume, *sizes.values())
         if any(value not in _UNSAID for value in given):
             raise click.UsageError("--from-bundle knows its models, target and sizes: leave them out")
-        output = output or finished_name(bundle)
-        finish(bundle, output, RichProgress())
-    else:
-        from glmspec.build.engine import build_engines
+        from glmspec.build.bundle import finish, finished_name
 
+        output = output or finished_name(bundle)
+        finish(bundle, output, progress())
+    else:
         for name, value in (("--verifier", verifier), ("--target", target), ("--output", output)):
             if value is None:
                 raise click.UsageError(f"Missing option {name!r}.")
+        check_configs(verifier, drafters)
+        from glmspec.build.engine import build_engines
+
         options = build_options(sizes)
-        build_engines(verifier, drafters, TARGETS[target], options, output, RichProgress(), check=not no_validate)
-    click.echo(str(output))
+        flags = {"check": not no_validate, "resume": resume}
+        left = build_engines(verifier, drafters, TARGETS[target], options, output, progress(), **flags)
+    result(str(output))
+    if left:
+        click.echo(left, err=True)
 
 
 @main.command()
-@click.argument("source", type=PLACE)
+@click.argument("source", type=PLACE, required=False)
+@section(MODEL, click.option("--verifier", type=PLACE, help="SOURCE by the name that other commands have for it."))
 @sizes
-@click.option("--config-only", is_flag=True, help="SOURCE and the drafters are config.json files, or folders with one.")
-@click.option("--group-layers", type=click.IntRange(0), default=8, show_default=True,
-              help="Compile so many layers at a time; 0: all in one network, which takes longer.")  # fmt: skip
-@click.option("--cache", type=_OUT, help="Folder that remembers which networks compile.")
-@click.option("--stage", "stages", multiple=True, metavar="NAME",
-              help="Run this stage only (see docs/validate.md); may be given several times.")  # fmt: skip
-@click.option("--json", "json_file", type=WRITTEN, help="Write the report as JSON.")
-@click.option("--junit", type=WRITTEN, help="Write the report as JUnit XML.")
+@section(
+    MODEL,
+    click.option("--config-only", is_flag=True,
+                 help="SOURCE and the drafters are config.json files, or folders with one."),
+)  # fmt: skip
+@section(
+    "Checks",
+    click.option("--stage", "stages", multiple=True, metavar="NAME",
+                 help="Run this stage only (see docs/validate.md); may be given several times. Default: all."),
+    click.option("--group-layers", type=click.IntRange(0), default=8,
+                 help="Compile so many layers at a time; 0: all in one network, which takes longer."),
+    click.option("--cache", type=OUT, help="Folder that remembers which networks compile. Default: none."),
+)  # fmt: skip
+@section(
+    OUTPUT,
+    click.option("--json", "json_file", type=JSON, help="Write the report as JSON; -: to standard output, no table."),
+    click.option("--junit", type=WRITTEN, help="Write the report as JUnit XML."),
+)  # fmt: skip
 def validate(
-    source: Path,
+    source: Path | None,
+    verifier: Path | None,
     drafters: tuple[Path, ...],
     target: str,
     config_only: bool,
@@ -190,25 +246,40 @@ def validate(
     """Check, without a GPU, that the verifier SOURCE builds for a target and computes what it should.
 
     Exit code 1 when a check fails, 3 when one could not run for lack of a package."""
-    from glmspec.build.validate.command import Outputs, validate_command, wanted_of
-
+    if (source is None) == (verifier is None):
+        raise click.UsageError("give SOURCE, or --verifier in its place")
     if target is None:
         raise click.UsageError("Missing option '--target'.")
+    from glmspec.build.validate.command import Outputs, validate_command, wanted_of
+
+    source = source or verifier
     wanted, outputs = wanted_of(stages, group_layers, cache), Outputs(json_file, junit)
     options = build_options(sizes)
-    code = validate_command(source, drafters, TARGETS[target], options, wanted, outputs, config_only=config_only)
+    code = validate_command(
+        source, drafters, TARGETS[target], options, wanted, outputs, progress(), config_only=config_only
+    )
     sys.exit(code)
 
 
 @main.command()
-@click.option("--verifier", type=PLACE,
-              help="Compile what its networks and the drafters' use. Default: what the full model's do.")  # fmt: skip
+@section(
+    MODEL,
+    click.option("--verifier", type=PLACE,
+                 help="Compile what its networks and the drafters' use. Default: what the full model's do."),
+)  # fmt: skip
 @sizes
-@click.option(
-    "--config-only", is_flag=True, help="The verifier and drafters are config.json files, or folders with one."
-)
-@click.option("--op", "ops", multiple=True, metavar="NAME", help="Of this op only; may be given several times.")
-@click.option("-o", "--output", type=_OUT, help="Folder to write PTX, cubins and a manifest to.")
+@section(
+    MODEL,
+    click.option("--config-only", is_flag=True,
+                 help="The verifier and drafters are config.json files, or folders with one."),
+)  # fmt: skip
+@section(
+    OUTPUT,
+    click.option("--op", "ops", multiple=True, metavar="NAME",
+                 help="Of this op only; may be given several times. Default: all."),
+    click.option("-o", "--output", type=OUT, help="Folder to write PTX, cubins and a manifest to. Default: none."),
+)  # fmt: skip
+@as_json
 def plugins(
     verifier: Path | None,
     drafters: tuple[Path, ...],
@@ -216,6 +287,7 @@ def plugins(
     config_only: bool,
     ops: tuple[str, ...],
     output: Path | None,
+    json_file: Path | None,
     **sizes: Any,
 ) -> None:
     """Compile the plugins' kernels for a target. Needs Triton, no GPU; fails when one spills or passes its limits."""
@@ -229,30 +301,41 @@ def plugins(
         )
     if verifier and ops:
         raise click.UsageError("--verifier and --op exclude each other")
+    if verifier:
+        check_configs(verifier, drafters)
     from glmspec.build.compile_plugins import compile_plugins, full_model, of_deployment
     from glmspec.build.deployment import open_deployment
-    from glmspec.build.progress import RichProgress
 
-    progress = RichProgress()
     if verifier:
         options = build_options(sizes)
         deployment = open_deployment(verifier, drafters, TARGETS[target], options, config_only=config_only)
-        variants = of_deployment(deployment, progress)
+        variants = of_deployment(deployment, progress())
     else:
         variants = full_model(TARGETS[target], ops)
-    compile_plugins(variants, TARGETS[target], output, progress)
+    record = compile_plugins(variants, TARGETS[target], output, progress(), table=str(json_file) != "-")
+    if json_file:
+        write_json_to(json_file, record)
 
 
 @main.command()
-@click.argument("engines", type=_FOLDER)
-@click.option("--input", "source", type=FILE, help="JSON lines, each with prompt (text), prompt_token_ids or messages.")
-@click.option("--prompt", "prompts", multiple=True, help="A text, instead; may be given several times.")
-@click.option("--chat", is_flag=True, help="Texts are what a user says, for the chat template.")
-@click.option("--output", type=WRITTEN,
-              help="JSON lines to write. Default: shown on a terminal, else to standard output.")  # fmt: skip
-@click.option("--stats", "statistics", type=WRITTEN,
-              help="JSON file to write: acceptance over all answers.")  # fmt: skip
-@click.option("--max-tokens", required=True, type=click.IntRange(1), help="Most new tokens a prompt.")
+@click.argument("engines", type=FOLDER)
+@section(
+    "Prompts",
+    click.option("--input", "source", type=FILE,
+                 help="JSON lines, each with prompt (text), prompt_token_ids or messages."),
+    click.option("--prompt", "prompts", multiple=True, help="A text, instead; may be given several times."),
+    click.option("--chat", is_flag=True,
+                 help="Texts are what a user says, for the chat template; what is typed is one conversation."),
+)  # fmt: skip
+@section(
+    OUTPUT,
+    click.option("-o", "--output", type=WRITTEN,
+                 help="JSON lines to write. Default: shown on a terminal, else to standard output."),
+    click.option("--resume", is_flag=True, help="Go on with the answers that an interrupted run kept."),
+    click.option("--stats", "statistics", type=WRITTEN,
+                 help="JSON file to write: acceptance, tokens and time over all answers. Default: none."),
+    click.option("--max-tokens", required=True, type=Count(), help="Most new tokens a prompt."),
+)  # fmt: skip
 @sampling
 @drafting
 @adaptive
@@ -262,6 +345,7 @@ def generate(
     prompts: tuple[str, ...],
     chat: bool,
     output: Path | None,
+    resume: bool,
     statistics: Path | None,
     drafter: str | None,
     no_speculation: bool,
@@ -276,22 +360,23 @@ def generate(
         raise click.UsageError("--input and --prompt exclude each other")
     if not source and not prompts and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("give --input or --prompt; only on a terminal prompts can be typed")
+    if resume and not (output and (source or prompts)):
+        raise click.UsageError("--resume goes on with an --output of --input or --prompt: give them as before")
     if source and chat:
         raise click.UsageError("--input and --chat exclude each other: a line has messages instead of a prompt")
-    from glmspec.build.progress import RichProgress
     from glmspec.runtime.engine import Engine
     from glmspec.runtime.generate import Wanted
     from glmspec.runtime.generate import generate as answer
 
     files = {"source": source, "output": output, "statistics": statistics}
-    wanted = Wanted(**files, prompts=prompts, chat=chat, settings=settings)
-    load = functools.partial(Engine, engines, drafter, not no_speculation, verification=verification, adaptive=adaptive)
-    answer(load, wanted, RichProgress())
+    wanted = Wanted(**files, resume=resume, prompts=prompts, chat=chat, settings=settings)
+    how = {"verification": verification, "adaptive": adaptive, "progress": progress()}
+    answer(functools.partial(Engine, engines, drafter, not no_speculation, **how), wanted, progress())
 
 
 @main.command()
-@click.argument("engines", type=_FOLDER)
-@click.option("-o", "--output", required=True, type=_OUT, help="Triton model repository to write.")
+@click.argument("engines", type=FOLDER)
+@section(OUTPUT, click.option("-o", "--output", required=True, type=OUT, help="Triton model repository to write."))
 @drafting
 @adaptive
 def repo(
@@ -301,26 +386,31 @@ def repo(
     from glmspec.triton_repo.repository import write_repository
 
     write_repository(engines, output, drafter, not no_speculation, verification, adaptive)
-    click.echo(str(output))
+    result(str(output))
 
 
 @main.command()
-@click.argument("repository", type=_FOLDER)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free port.")
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="0: a free port.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, show_default=True, help="0: a free port.")
+@click.argument("repository", type=FOLDER)
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, help="0: a free port.")
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, help="0: a free port.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, help="0: a free port.")
 def serve(repository: Path, host: str, http_port: int, grpc_port: int, metrics_port: int) -> None:
     """Run tritonserver on a model REPOSITORY until it is stopped."""
     from glmspec.triton_repo.launcher import Ports, run_server
 
-    run_server(repository, Ports.choose(host, http_port, grpc_port, metrics_port))
+    run_server(repository, Ports.choose(host, http_port, grpc_port, metrics_port), progress())
 
 
 @main.command()
-@click.argument("directory", type=_FOLDER)
-def inspect(directory: Path) -> None:
-    """Show what a converted checkpoint, an engine directory or a model repository holds."""
+@click.argument("directory", type=FOLDER)
+@as_json
+def inspect(directory: Path, json_file: Path | None) -> None:
+    """Show what a folder holds: a Hugging Face checkpoint, or anything that glmspec wrote."""
+    from glmspec.build.describe import describe
     from glmspec.build.inspect import show
 
-    show(directory)
+    if json_file:
+        write_json_to(json_file, describe(directory))
+    if str(json_file) != "-":
+        show(directory)

@@ -9,8 +9,11 @@ Nothing is written when a kernel spills or passes a limit of its `limits.json`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +24,9 @@ from glmspec.build.errors import ConfigError
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
 from glmspec.build.progress import Progress
 from glmspec.build.validate.case import Case
-from glmspec.convert.files import KERNELS, new_folder, producer, write_json
+from glmspec.convert.files import KERNELS, producer
+from glmspec.convert.folders import new_folder
+from glmspec.convert.sealed import digests, write_sealed
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import SMS, Compiled, Variant, compile_all, write_compiled
 from glmspec.plugins.spec import COMPUTE
@@ -60,22 +65,50 @@ def of_deployment(deployment: Deployment, progress: Progress) -> list[Variant]:
     return list(kernels.variants)
 
 
-def compile_plugins(variants: Sequence[Variant], target: Target, out: Path | None, progress: Progress) -> None:
-    """Compile, show a table, and write a folder if asked to. Raises `NetworkError` with all that is wrong."""
+def compile_plugins(
+    variants: Sequence[Variant], target: Target, out: Path | None, progress: Progress, *, table: bool = True
+) -> dict[str, Any]:
+    """Compile, show a table, and write a folder if asked to; the numbers of every kernel. Raises `NetworkError` with
+    all that is wrong."""
+    start = time.perf_counter()
     if out is None:
-        _compile(variants, target, progress)
-        return
-    with new_folder(out, KERNELS) as folder:
-        write_compiled(folder, target.compute_capability, _compile(variants, target, progress))
-        write_json(folder / "config.json", {"producer": producer(KERNELS), "kernels_for": target.name})
+        made = _compile(variants, target, progress)
+    else:
+        with new_folder(out, KERNELS) as folder:
+            made = _compile(variants, target, progress)
+            write_compiled(folder, target.compute_capability, made)
+            record = {"producer": producer(KERNELS), "kernels_for": target.name}
+            write_sealed(folder / "config.json", record | {"files": digests(folder, folder.iterdir())})
+    if table:
+        Console().print(_table(target.compute_capability, made))
+    return {
+        "producer": producer(KERNELS),
+        "target": target.name,
+        "compute_capability": target.compute_capability,
+        "triton": version("triton"),
+        "seconds": round(time.perf_counter() - start, 2),
+        "folder": str(out) if out else None,
+        "kernels": [_numbers(one) for one in made],
+    }
+
+
+def _numbers(one: Compiled) -> dict[str, Any]:
+    return {
+        "plugin": one.variant.plugin.id,
+        "name": one.variant.name,
+        "dtype": one.variant.compute,
+        "constants": dict(one.variant.constants),
+        "registers": one.registers,
+        "stack_bytes": one.stack,
+        "shared_memory_bytes": one.shared_memory,
+        "warps": one.warps,
+        "sha256": one.sha256,
+    }
 
 
 def _compile(variants: Sequence[Variant], target: Target, progress: Progress) -> list[Compiled]:
-    sm = target.compute_capability
-    with progress.steps(f"Compiling for {sm}", len(variants)) as advance:
-        made = compile_all(variants, lambda one: (progress.doing(one.plugin.name), advance(one.name)))
-    Console().print(_table(sm, made))
-    return made
+    with progress.steps(f"Compiling for {target.compute_capability}", len(variants)) as advance:
+        return compile_all(variants, lambda one: (progress.doing(one.plugin.name), advance(one.name)))
 
 
 def _table(sm: str, made: Sequence[Compiled]) -> Table:

@@ -5,16 +5,60 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Any
 
 from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.errors import EngineError
-from glmspec.build.machine import Machine
-from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
-from glmspec.convert.files import BUNDLE, ENGINES, sha256
+from glmspec.build.errors import EngineError, MissingCapability
+from glmspec.build.machine import Machine, this_machine
+from glmspec.convert.checkpoint import Checkpoint, built_for
+from glmspec.convert.files import BUNDLE, ENGINES
+from glmspec.convert.sealed import check_files, check_shape, kind_of, open_sealed
+
+AGAIN = "Build the engine directory again."
+SHAPE = {
+    "producer": {"version": str},
+    "target": str,
+    "compute": str,
+    "compute_capability": (str, NoneType),
+    "tensorrt": {"package": str, "version": str},
+    "mapping": {"tp_size": int, "moe_ep_size": int},
+    "limits": dict,
+    "eos_token_ids": list,
+    "illegal_ids": list,
+    "tokenizer": (str, NoneType),
+    "verifier": str,
+    "mtp": (str, NoneType),
+    "acceptance": list,
+    "drafters": list,
+    "files": dict,
+}
+DRAFTER = {"name": str, "kind": str, "source": str}
+WEIGHTS = {"folder": str, "sha256": str, "config_sha256": str}
+CONTRACT = {"inputs": list, "outputs": list}
+CHOICES = {
+    "taps": list,
+    "hidden": bool,
+    "drafter_window": (str, NoneType),
+    "num_speculative_tokens": (int, NoneType),
+    "markov_top_k": (int, NoneType),
+    "sampled": bool,
+    "q": (dict, NoneType),
+    "illegal_ids": list,
+}
+MODEL = {
+    "pretrained_config": {"architecture": str, "eos_token_ids": (list, NoneType)},
+    "build_config": {"compute": str, **CHOICES, "law": (dict, NoneType), "num_drafts": int, "limits": dict},
+    "weights": WEIGHTS,
+    "networks": dict,
+    "plans": dict,
+    "contract": CONTRACT,
+}
 
 
 @dataclass(frozen=True)
@@ -27,35 +71,41 @@ class EngineDirectory:
     @classmethod
     def open(cls, folder: Path) -> EngineDirectory:
         """Raises `EngineError` when it is none, or when a file it lists is gone or changed."""
-        record = read_json(folder / "config.json")
-        kind = record["producer"].get("kind") if isinstance(record.get("producer"), dict) else None
+        kind = kind_of(folder)
         if kind == BUNDLE:
             raise EngineError(
-                f"{folder}: a bundle, not an engine directory yet. Finish it on a machine with a {record['target']}: "
+                f"{folder}: a bundle, not an engine directory yet. Finish it on the machine that it is for: "
                 f"glmspec-build engine --from-bundle {folder} -o ENGINES"
             )
         if kind != ENGINES:
             raise EngineError(
                 f"{folder}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o {folder}"
             )
-        if not {"compute_capability", "mtp", "mapping", "acceptance"} <= record.keys():
-            raise EngineError(f"{folder}: built by another version of glmspec. Build the engine directory again.")
-        directory = cls(folder, record)
+        directory = cls(folder, open_sealed(folder / "config.json", SHAPE, AGAIN))
         directory._check()
         return directory
 
     def _check(self) -> None:
         fields = Fields(self.record, f"{self.folder}/config.json")
-        for name, digest in fields.section("files").values.items():
-            if not (self.folder / name).exists():
-                raise EngineError(f"{self.folder / name}: missing. Build the engine directory again.")
-            if sha256(self.folder / name) != digest:
-                raise EngineError(
-                    f"{self.folder / name}: changed since the engine directory was built. Build it again."
-                )
+        for at, drafter in enumerate(self.drafters):
+            check_shape(Fields({str(at): drafter}, f"{fields.source}: drafters").section(str(at)), DRAFTER)
+        if not all(isinstance(name, str) for name in self.acceptance):
+            fields.fail("acceptance", "names")
+        check_files(self.folder, self.record["files"], AGAIN)
+        if self.tokenizer:
+            for path in self.tokenizer.rglob("*"):
+                if path.is_file() and str(path.relative_to(self.folder)) not in self.record["files"]:
+                    raise EngineError(
+                        f"{path}: found in the tokenizer's folder, and `engine` did not write it. Remove it."
+                    )
+        for name in self.names:
+            path = self.folder / name / "config.json"
+            check_shape(Fields(self.model(name), str(path)), MODEL)
+            limits_of(Fields(self.model(name)["build_config"], str(path)))
         verifier = self.model(self.verifier)
         for key, built in (
             ("limits", verifier["build_config"]["limits"]),
+            ("illegal_ids", verifier["build_config"]["illegal_ids"]),
             ("eos_token_ids", verifier["pretrained_config"]["eos_token_ids"]),
         ):
             if self.record.get(key) != built:
@@ -75,6 +125,16 @@ class EngineDirectory:
             raise EngineError(
                 f"{self.folder}: built by {tensorrt['package']} {tensorrt['version']}, and this machine has "
                 f"{machine.version}. Install that version, or build the engine directory again."
+            )
+
+    def check_runs(self) -> None:
+        """Raise `EngineError` for engines of another machine, `MissingCapability` for those this version cannot run."""
+        self.check_machine(this_machine(self.record["tensorrt"]["package"]))
+        target = self.record["target"]
+        if target != "cpu":
+            raise MissingCapability(
+                f"{self.folder}: built for {target}, and this version runs engines for the target cpu only. "
+                "Build with --target cpu to generate or serve on this machine."
             )
 
     @property
@@ -116,12 +176,17 @@ class EngineDirectory:
     @property
     def limits(self) -> EngineLimits:
         """The limits every model was built for."""
-        return EngineLimits(**self.record["limits"])
+        return limits_of(Fields(self.record, f"{self.folder}/config.json"))
 
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Token ids that end an answer."""
         return tuple(self.record["eos_token_ids"])
+
+    @property
+    def illegal(self) -> IllegalIds:
+        """Token ids that the head has rows for and the tokenizer does not know."""
+        return IllegalIds.from_json(self.record["illegal_ids"])
 
     @property
     def tokenizer(self) -> Path | None:
@@ -150,22 +215,22 @@ class EngineDirectory:
             f"{self.folder}: drafter {name!r}: no such drafter in this engine directory. It has: {known}."
         )
 
+    def weights(self, name: str) -> Checkpoint:
+        """A model's checkpoint, its files not hashed. Raises when it moved or is not the one it was built for."""
+        recorded = self.model(name)["weights"]
+        return built_for((self.folder / name / recorded["folder"]).resolve(), self.folder / name, recorded, AGAIN)
+
     def checkpoint(self, name: str) -> Checkpoint:
-        """A model's weights. Raises when they moved or are not those it was built for: by their recorded digest,
-        and up to 1 GiB by hashing the file."""
-        weights = self.model(name)["weights"]
-        home = (self.folder / name / weights["folder"]).resolve()
-        if not (home / "config.json").exists():
-            raise EngineError(f"{self.folder / name}: its weights are expected in {home}, and are not there.")
-        checkpoint = read_checkpoint(home)
-        expected = f"expected {weights['sha256'][:12]}"
-        if checkpoint.weights_sha256 != weights["sha256"]:
-            self._refuse(name, home, f"found {checkpoint.weights_sha256[:12]}, {expected}")
-        for path, why in checkpoint.changed():
-            self._refuse(name, path, why)
+        """A model's checkpoint to load. Raises when it is not the one it was built for: by its recorded digests, and up
+        to 1 GiB by hashing its files."""
+        checkpoint = self.weights(name)
+        checkpoint.check_loaded()
         return checkpoint
 
-    def _refuse(self, name: str, place: Path, why: str) -> NoReturn:
-        raise EngineError(
-            f"{place}: these are not the weights {self.folder / name} was built for ({why}). Build the engine again."
-        )
+
+def limits_of(fields: Fields) -> EngineLimits:
+    """What a record holds under `limits`. Raises `ConfigError` for other keys than there are limits."""
+    try:
+        return EngineLimits(**fields.section("limits").values)
+    except TypeError:
+        fields.fail("limits", f"numbers: {', '.join(one.name for one in dataclasses.fields(EngineLimits))}")

@@ -12,17 +12,20 @@ from pathlib import Path
 from glmspec.build.bundle import prepare
 from glmspec.build.configs.target import PROXY_PACKAGE, Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
-from glmspec.build.engine_writer import REPORT, compile_member, write_engines
-from glmspec.build.errors import MissingCapability
+from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_engines
 from glmspec.build.kernels import check_plugins
 from glmspec.build.machine import compiler_for
 from glmspec.build.member import MTP
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
 from glmspec.build.progress import Progress
 from glmspec.build.trt import backend
+from glmspec.build.units import size_text
 from glmspec.build.validate.run import Wanted, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
-from glmspec.convert.files import BUNDLE, ENGINES, new_folder, refuse_to_replace, write_json
+from glmspec.convert.conversion import Conversion
+from glmspec.convert.files import BUNDLE, ENGINES, write_json
+from glmspec.convert.folders import refuse_to_replace, resumable_folder
+from glmspec.convert.terms import Terms
 
 
 def build_engines(
@@ -34,44 +37,65 @@ def build_engines(
     progress: Progress,
     *,
     check: bool = True,
-) -> None:
-    """Build an engine directory. check: validate first what can be validated without compiling. Raises naming the
-    field, tensor or layer at fault, having written nothing. Where the target's TensorRT or GPU is not here, writes a
-    bundle and raises `MissingCapability` with the command that finishes it."""
+    resume: bool = False,
+) -> str | None:
+    """Build an engine directory. check: validate first what can be validated without compiling. resume: go on with the
+    conversions of an interrupted run. Raises naming the field, tensor or layer at fault, having written nothing. Where
+    the target's TensorRT or GPU is not here, writes a bundle, and returns what is left to do and by which command."""
     tensorrt = compiler_for(target)
     author = tensorrt or backend(PROXY_PACKAGE)
-    inputs = [verifier, *drafters]
-    refuse_to_replace(out, ENGINES if tensorrt else BUNDLE, inputs)
-    with progress.stage("Reading and checking checkpoints"):
+    inputs, kind = [verifier, *drafters], ENGINES if tensorrt else BUNDLE
+    refuse_to_replace(out, kind, inputs)
+    with progress.stage("Reading checkpoints"):
         deployment = open_deployment(verifier, drafters, target, options)
-        check_weights(deployment)
-    with progress.stage("Planning memory"):
-        steps = greatest_steps(deployment, author)
-        plan = plan_memory(deployment, steps)
-    deployment = planned(deployment, plan, progress)
-    check_plugins(deployment, steps)
-    report = None
-    if check:
-        report = validate(deployment, Wanted.before_building(bundle=tensorrt is None), progress, steps=steps)
-        refuse_failures(report)
+    for note in beside_notes(deployment):
+        progress.note(note)
+    with resumable_folder(out, kind, inputs, resume, weights_size(deployment)) as folder:
+        keep_conversions(deployment, folder)
+        with progress.stage("Checking checkpoints"):
+            check_weights(deployment)
+        with progress.stage("Planning memory"):
+            steps = greatest_steps(deployment, author)
+            plan = plan_memory(deployment, steps)
+        deployment = planned(deployment, plan, progress)
+        check_plugins(deployment, steps)
+        report = None
+        if check:
+            report = validate(deployment, Wanted.before_building(bundle=tensorrt is None), progress, steps=steps)
+            refuse_failures(report)
+        if tensorrt is None:
+            prepare(deployment, report, folder, out, author, progress)
+        else:
+            compiled = {one.name: compile_member(deployment, one, tensorrt, progress) for one in deployment.members}
+            if report is not None:
+                write_json(folder / REPORT, report.to_json())
+            write_engines(deployment, compiled, folder, out, tensorrt, progress)
     if tensorrt is None:
-        prepare(deployment, report, inputs, out, author, progress)
-        raise MissingCapability(
+        return (
             f"{out}: a bundle with all that needs no GPU. Left to do, on a machine with a {target.name} and "
             f"{target.package}: glmspec-build engine --from-bundle {out} -o ENGINES"
         )
-    compiled = {member.name: compile_member(deployment, member, tensorrt, progress) for member in deployment.members}
-    with new_folder(out, ENGINES, inputs) as folder:
-        if report is not None:
-            write_json(folder / REPORT, report.to_json())
-        write_engines(deployment, compiled, folder, out, tensorrt, progress)
+    return None
 
 
 def check_weights(deployment: Deployment) -> None:
-    """Compare every converted checkpoint with its digests."""
-    for member in deployment.members:
-        if isinstance(member.origin, Checkpoint):
-            member.origin.check()
+    """Compare every converted checkpoint with its digests, once: several members may use one."""
+    origins = {id(member.origin): member.origin for member in deployment.members}
+    for origin in origins.values():
+        if isinstance(origin, Checkpoint):
+            origin.check()
+
+
+def beside_notes(deployment: Deployment) -> list[str]:
+    """What a user should know of files beside the weights, licences among them."""
+    notes: list[str] = []
+    for origin in {id(member.origin): member.origin for member in deployment.members}.values():
+        if isinstance(origin, Checkpoint):
+            warning = Terms.from_json(origin.record.get("license")).warning
+            notes += [f"{origin.folder}: {warning}"] if warning else []
+        elif isinstance(origin, Conversion):
+            notes += [f"{origin.source.folder}: {note}" for note in origin.source.notes]
+    return notes
 
 
 def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Deployment:
@@ -80,7 +104,7 @@ def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Dep
     limits = made.limits
     if made is not deployment:
         progress.note(
-            f"caches hold {plan.tokens:,} tokens ({plan.caches / 1e9:.1f} GB), "
+            f"caches hold {plan.tokens:,} tokens ({size_text(plan.caches)}), "
             f"which up to {limits.max_num_seqs} sequences share"
         )
     for member in made.drafters:
@@ -95,6 +119,11 @@ def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Dep
         progress.note(
             "index_share_for_mtp_iteration: the MTP module may reuse its first run's top-k in a chain's later runs; "
             "here every run makes its own: more work a draft, and the same answers."
+        )
+    if count := len(made.verifier.illegal):
+        progress.note(
+            f"{count:,} of the head's {made.verifier.config.vocab_size:,} rows are no token of the tokenizer: they are "
+            "never chosen."
         )
     if not made.verifier.end_ids:
         progress.note("the verifier names no end token: answers end at max_tokens only.")

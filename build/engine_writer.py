@@ -7,6 +7,7 @@
     ENGINES/verifier/PROFILE.layers.jsonl, build.log, timing.cache
     ENGINES/DRAFTER/...                  the same, one folder a drafter
     ENGINES/tokenizer/                   when the verifier has one
+    ENGINES/licenses/NAME/               of each member whose checkpoint has licence files
     ENGINES/validation.json              what `validate` found, unless it was skipped
 
 `engine.py` fills one at once, `bundle.py` in two halves.
@@ -28,13 +29,18 @@ from glmspec.build.network.reader import read
 from glmspec.build.plan import Built, build_plan
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend
+from glmspec.convert.beside import TEXT, copy_files, matching
 from glmspec.convert.checkpoint import Checkpoint
-from glmspec.convert.conversion import TOKENIZER_FILES, Conversion
+from glmspec.convert.conversion import Conversion
 from glmspec.convert.files import ENGINES, MODEL_ENGINE, producer, sha256, write_bytes, write_json
+from glmspec.convert.origin import name_of
+from glmspec.convert.sealed import digests, write_sealed
+from glmspec.convert.terms import Terms
+from glmspec.convert.tokenizer import has_tokenizer
 from glmspec.convert.writer import Run
 from glmspec.plugins.registration import compile_kernels
 
-TOKENIZER, REPORT = "tokenizer", "validation.json"
+TOKENIZER, LICENCES, REPORT, CHECKPOINTS = "tokenizer", "licenses", "validation.json", "checkpoints"
 TIMING_CACHE, BUILD_LOG = "timing.cache", "build.log"
 
 
@@ -83,7 +89,9 @@ def write_engines(
     for member in deployment.members:
         _write_member(deployment, member, weights[member.name], compiled[member.name], folder, out)
     tokenizer = copy_tokenizer(deployment.verifier, folder)
-    write_json(folder / "config.json", _directory_record(deployment, folder, tensorrt, tokenizer))
+    licences = copy_licences(weights, folder)
+    record = _directory_record(deployment, folder, tensorrt, tokenizer)
+    write_sealed(folder / "config.json", record | {"licenses": licences})
 
 
 def _write_member(
@@ -126,7 +134,7 @@ def _write_member(
                 "limits": asdict(limits),
                 "profiles": member.ranges(limits),
             },
-            "weights": {"folder": where, "sha256": checkpoint.weights_sha256},
+            "weights": {"folder": where, **checkpoint.identity},
             "networks": {
                 profile: {"sha256": one.sha256, "layers": len(one.layers)} for profile, one in compiled.items()
             },
@@ -137,6 +145,21 @@ def _write_member(
             "contract": first.contract.to_json(),
         },
     )
+
+
+def weights_size(deployment: Deployment) -> int:
+    """Bytes of the weights that `written_weights` will write."""
+    origins = {id(one.origin): one.origin for one in deployment.members}
+    return sum(one.output_size for one in origins.values() if isinstance(one, Conversion))
+
+
+def keep_conversions(deployment: Deployment, folder: Path) -> None:
+    """Remove what an interrupted run left in a folder, but the conversions that `written_weights` goes on with."""
+    wanted = {one.name for one in deployment.members if isinstance(one.origin, Conversion)}
+    others = [left for left in folder.iterdir() if left.name != CHECKPOINTS]
+    others += [left for left in folder.glob(f"{CHECKPOINTS}/*") if left.name not in wanted]
+    for left in others:
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def written_weights(
@@ -150,8 +173,8 @@ def written_weights(
             continue
         if isinstance(origin, Conversion):
             with progress.bytes(f"Converting {name}", origin.size) as advance:
-                written = origin.write(folder / "checkpoints" / name, Run(advance=advance))
-            made[id(origin)] = (written, f"checkpoints/{name}")
+                written = origin.write_into(folder / CHECKPOINTS / name, Run(advance=advance))
+            made[id(origin)] = (written, f"{CHECKPOINTS}/{name}")
         else:
             made[id(origin)] = (origin, None)
     return {member.name: made[id(member.origin)] for member in deployment.members}
@@ -159,20 +182,32 @@ def written_weights(
 
 def copy_tokenizer(verifier: Member, folder: Path) -> bool:
     """Copy the verifier's tokenizer, if it has one."""
-    if not (verifier.folder / "tokenizer.json").exists():
+    if not has_tokenizer(verifier.folder):
         return False
-    (folder / TOKENIZER).mkdir()
-    for name in TOKENIZER_FILES:
-        if (verifier.folder / name).exists():
-            shutil.copyfile(verifier.folder / name, folder / TOKENIZER / name)
+    copy_files(verifier.folder, matching(verifier.folder, TEXT), folder / TOKENIZER)
     return True
+
+
+def copy_licences(weights: dict[str, tuple[Checkpoint, str | None]], folder: Path) -> dict[str, Any]:
+    """Copy every member's licence files; what is known of its terms, by member. Members of one checkpoint have one."""
+    made: dict[Path, tuple[str, dict[str, Any]]] = {}
+    for name, (checkpoint, _) in weights.items():
+        if checkpoint.folder not in made:
+            terms = Terms.from_json(checkpoint.record.get("license"))
+            copy_files(checkpoint.folder, terms.files, folder / LICENCES / name)
+            files = [f"{LICENCES}/{name}/{file}" for file in terms.files]
+            made[checkpoint.folder] = name, terms.to_json() | {"files": files}
+    return dict(made.values())
+
+
+def digests_beside_checkpoints(folder: Path) -> dict[str, str]:
+    """The digest of every file of a folder but of converted checkpoints, whose own records have theirs."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return digests(folder, (path for path in paths if path.relative_to(folder).parts[0] != "checkpoints"))
 
 
 def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, tokenizer: bool) -> dict[str, Any]:
     target, members = deployment.target, deployment.members
-    listed = [folder / one.name / "config.json" for one in members]
-    if tokenizer:
-        listed += (folder / TOKENIZER).iterdir()
     mapping = deployment.mapping
     return {
         "producer": producer(ENGINES),
@@ -183,13 +218,14 @@ def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, t
         "compute": deployment.compute,
         "limits": asdict(deployment.limits),
         "eos_token_ids": list(members[0].end_ids),
+        "illegal_ids": members[0].illegal.to_json(),
         "tokenizer": TOKENIZER if tokenizer else None,
         "verifier": VERIFIER,
         "mtp": MTP if any(one.name == MTP for one in members) else None,
         "acceptance": [one.name for one in members if one.accepts],
         "drafters": [
-            {"name": one.name, "kind": one.config.kind, "source": one.source or one.folder.resolve().name}
+            {"name": one.name, "kind": one.config.kind, "source": one.source or name_of(one.folder)}
             for one in deployment.drafters
         ],
-        "files": {str(path.relative_to(folder)): sha256(path) for path in sorted(listed)},
+        "files": digests_beside_checkpoints(folder),
     }

@@ -5,6 +5,24 @@ message names the tensor, field or file, what was found, what was expected and
 what to do about it.
 """
 
+import errno
+
+_ADVICE = {
+    errno.ENOSPC: " Make room on its disk, or choose another place.",
+    errno.EDQUOT: " Make room in your quota, or choose another place.",
+    errno.EACCES: " Choose another place, or run as somebody who may.",
+    errno.EPERM: " Choose another place, or run as somebody who may.",
+    errno.EROFS: " Choose another place.",
+    errno.EIO: " The disk may be failing, or not be reachable.",
+}
+
+
+def os_error_text(error: OSError) -> str:
+    """An error of the operating system as a message: the file, what is wrong, what to do."""
+    name = error.filename2 or error.filename  # of two the one that is written
+    where = f"{name}: " if name else ""
+    return f"{where}{error.strerror or error}.{_ADVICE.get(error.errno, '')}"
+
 
 class GlmspecError(Exception):
     """A mistake in what the user gave us: exit code 1."""
@@ -17,7 +35,7 @@ class ConfigError(GlmspecError):
 
 
 class CheckpointError(GlmspecError):
-    """A checkpoint folder, shard or tensor is missing, surplus or of a wrong shape."""
+    """A checkpoint folder, shard or tensor is missing, surplus or of a wrong shape; a file of ours changed."""
 
 
 class NetworkError(GlmspecError):

@@ -11,31 +11,71 @@ from rich.table import Table
 
 from glmspec.build.bundle import open_bundle
 from glmspec.build.configs.fields import read_json
+from glmspec.build.describe import describe, kind_in
 from glmspec.build.directory import EngineDirectory
-from glmspec.build.errors import GlmspecError
+from glmspec.build.units import size_text
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.command import left_out_lines
+from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
+from glmspec.convert.terms import terms_lines
 
 
 def show(folder: Path) -> None:
-    """Print a converted checkpoint, an engine bundle or directory, or a model repository to stdout."""
-    record = read_json(folder / "config.json")
+    """Print a checkpoint, an engine bundle or directory, a kernel folder or a model repository to stdout."""
+    kind, record = kind_in(folder), read_json(folder / "config.json")
     console = Console()
-    if "members" in record:
+    if kind == BUNDLE:
         _show_bundle(console, folder, open_bundle(folder))
-    elif "target" in record:
+    elif kind == ENGINES:
         _show_engines(console, folder, EngineDirectory.open(folder))
-    elif "hf_config" in record:
+    elif kind == CHECKPOINT:
         _show_checkpoint(console, folder, record)
-    elif "engines" in record:
+    elif kind == REPOSITORY:
         _show_repository(console, folder, record)
-    elif "kernels_for" in record:
+    elif kind == KERNELS:
         _show_kernels(console, folder, record["kernels_for"])
     else:
-        raise GlmspecError(
-            f"{folder}: not a converted checkpoint, engine directory, engine bundle, kernel folder or model repository "
-            "of glmspec."
-        )
+        _show_published(console, describe(folder))
+        return
+    for line in terms_lines(folder.resolve().name, record):
+        console.print(line, markup=False)
+
+
+def _show_published(console: Console, about: dict[str, Any]) -> None:
+    """What config and headers say, then what `convert` would make of them."""
+    console.print(f"[bold]{escape(about['folder'])}[/bold]: Hugging Face checkpoint, not converted yet")
+    table = _table("Checkpoint", "what", "value")
+    for key in ("architecture", "model", "dialect", "layers", "drafts", "mtp_modules", "max_position_embeddings"):
+        if key in about:
+            table.add_row(key, _cell(about[key]))
+    for key in ("files", "tensors", "parameters"):
+        if about.get(key):
+            table.add_row(key, _cell(about[key]))
+    if about.get("formats"):
+        table.add_row("formats", _counts(about["formats"]))
+    if "weights_here" in about:
+        size = size_text(about["bytes"]) if about["weights_here"] else "none here: as the config implies"
+        table.add_row("weights", size)
+    table.add_row("text files", ", ".join(about["text_files"]) or "none")
+    console.print(table)
+    plan = about["convert"]
+    if not plan["accepted"]:
+        console.print(f"convert refuses it: {plan['error']}", markup=False, soft_wrap=True)
+        return
+    wrote = f"{size_text(plan['bytes'])} in {plan['tensors']:,} tensors ({_counts(plan['formats'])})"
+    console.print(f"convert writes {wrote}, as one rank", markup=False, soft_wrap=True)
+    for reason, count in plan["left_out"].items():
+        console.print(f"left out {count:,} tensors: {reason}", markup=False, soft_wrap=True)
+    for note in plan["notes"]:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else escape(str(value))
+
+
+def _counts(formats: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in formats.items())
 
 
 def _show_bundle(console: Console, folder: Path, record: dict[str, Any]) -> None:
@@ -66,7 +106,7 @@ def _show_engines(console: Console, folder: Path, directory: EngineDirectory) ->
         weights, architecture = config["weights"], config["pretrained_config"]["architecture"]
         for profile, network in config["networks"].items():
             plan = config["plans"].get(profile)
-            size = _size((folder / name / plan["file"]).stat().st_size) if plan else "authored at load"
+            size = size_text((folder / name / plan["file"]).stat().st_size) if plan else "authored at load"
             models.add_row(name, architecture, profile, f"{network['layers']:,}", size, weights["folder"])
             digests = (network["sha256"], plan["sha256"] if plan else "-", weights["sha256"])
             hashes.add_row(name, profile, *(digest[:16] for digest in digests))
@@ -145,7 +185,7 @@ def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> 
     kind = record["quantization"]["quant_algo"] or record["dtype"]
     console.print(f"[bold]{place}[/bold]: {record['architecture']}, {kind}, from {origin}")
     for rank, names in enumerate(record["ranks"]):
-        size = _size(sum(record["parts"][name]["size"] for name in names))
+        size = size_text(sum(record["parts"][name]["size"] for name in names))
         table = _table(f"rank {rank} ({len(names)} files, {size})", "tensor", "dtype", "shape")
         for weight in checkpoint.weights():
             for output in weight.outputs(rank).values():
@@ -155,11 +195,3 @@ def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> 
         console.print(f"{name} is taken from the verifier's {source}")
     for line in left_out_lines(record):
         console.print(line, markup=False)
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.1f} {unit}"
-        size /= 1024
-    return ""

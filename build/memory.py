@@ -20,6 +20,7 @@ from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
 from glmspec.build.network.form import FP4
 from glmspec.build.network.reader import Graph, Value, read
 from glmspec.build.trt import Backend
+from glmspec.build.units import size_text
 
 _BITS = {FP4: 4, "float8_e4m3fn": 8, "bool": 8, "bfloat16": 16, "float16": 16, "int32": 32, "float32": 32, "int64": 64}
 # Layers whose output is their input seen differently, or written in place.
@@ -186,10 +187,10 @@ def _too_small(deployment: Deployment, plan: MemoryPlan, needed: int, room: int)
     native = NATIVE_PRODUCTS.get(target.compute_capability or "", ())
     smaller = ", smaller weights (--quant nvfp4)" if "nvfp4" in native and "nvfp4" not in deployment.kinds else ""
     advice = f"Lower {lower}, or use" if plan.weights + plan.step + plan.rings < plan.available else "Use"
-    rings = f"sliding windows {plan.rings / 1e9:.1f} GB, " if plan.rings else ""
+    rings = f"sliding windows {size_text(plan.rings)}, " if plan.rings else ""
     return (
-        f"memory of one {target.name} ({plan.available / 1e9:.0f} GB usable): {rings}weights {plan.weights / 1e9:.1f} "
-        f"GB and a step's tensors {plan.step / 1e9:.1f} GB leave room for {found:,} cached tokens of "
-        f"{plan.per_token:,} bytes, expected at least {needed * limits.page_size:,}. "
+        f"memory of one {target.name} ({size_text(plan.available)} usable): {rings}weights "
+        f"{size_text(plan.weights)} and a step's tensors {size_text(plan.step)} leave room for {found:,} cached tokens "
+        f"of {plan.per_token:,} bytes, expected at least {needed * limits.page_size:,}. "
         f"{advice} more ranks (--tp){smaller}."
     )

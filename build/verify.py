@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from glmspec.build.bundle import open_bundle
-from glmspec.build.configs.fields import read_json
+from glmspec.build.bundle import checkpoints_of, open_bundle
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import GlmspecError
 from glmspec.build.progress import Progress
-from glmspec.convert.checkpoint import Checkpoint, check_digest, read_checkpoint
-from glmspec.convert.hf import MANIFEST
+from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
+from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
+from glmspec.convert.sealed import MANIFEST, check_digest, check_files, kind_of, open_manifest, open_sealed
 
 
 def verify_folder(folder: Path, progress: Progress) -> str:
     """Raise naming the first file or tensor that is not as it was written; else say what was checked."""
     if (folder / MANIFEST).exists():
         return _verify_hf(folder, progress)
-    record = read_json(folder / "config.json")
-    if "hf_config" in record:
-        return _verify_checkpoint(read_checkpoint(folder), progress)
-    if "members" in record:
-        places = {(folder / one["weights"]["folder"]).resolve() for one in open_bundle(folder)["members"]}
-        lines = [_verify_checkpoint(read_checkpoint(place), progress) for place in sorted(places)]
-        return "\n".join([f"{folder}: engine bundle: as it was prepared", *lines])
-    if "target" in record:
-        directory = EngineDirectory.open(folder)
-        for name in directory.names:
-            for plan in directory.model(name)["plans"].values():
-                check_digest(folder / name / plan["file"], plan["sha256"], "Build the engine directory again.")
-        lines = [_verify_checkpoint(directory.checkpoint(name), progress) for name in directory.names]
-        return "\n".join([f"{folder}: engine directory: as it was built", *lines])
-    if "kernels_for" in record:
-        kernels = read_json(folder / "manifest.json")["plugins"]
-        for one in kernels:
-            check_digest(folder / one["file"], one["sha256"], "Compile the plugins again.")
-            check_digest(folder / one["cubin"], one["cubin_sha256"], "Compile the plugins again.")
-        return f"{folder}: kernel folder: {len(kernels)} kernels as they were compiled"
-    raise GlmspecError(
-        f"{folder}: not a converted checkpoint, engine bundle, engine directory or kernel folder of glmspec."
-    )
+    verify = _KINDS.get(kind_of(folder))
+    if verify is None:
+        raise GlmspecError(
+            f"{folder}: not a converted checkpoint, engine bundle, engine directory, kernel folder or model repository "
+            "of glmspec."
+        )
+    return verify(folder, progress)
+
+
+def _verify_bundle(folder: Path, progress: Progress) -> str:
+    checkpoints = checkpoints_of(folder, open_bundle(folder))
+    return _lines(f"{folder}: engine bundle: as it was prepared", checkpoints.values(), progress)
+
+
+def _verify_engines(folder: Path, progress: Progress) -> str:
+    directory = EngineDirectory.open(folder)
+    checkpoints = {one.folder: one for one in map(directory.weights, directory.names)}  # several models may use one
+    return _lines(f"{folder}: engine directory: as it was built", checkpoints.values(), progress)
+
+
+def _verify_repository(folder: Path, progress: Progress) -> str:
+    from glmspec.triton_repo.repository import open_repository
+
+    engines = open_repository(folder)
+    return f"{folder}: model repository: as it was written\n{_verify_engines(engines, progress)}"
+
+
+def _verify_kernels(folder: Path, _: Progress) -> str:
+    again = "Compile the plugins again."
+    record = open_sealed(folder / "config.json", {"kernels_for": str, "files": dict}, again)
+    check_files(folder, record["files"], again)
+    kernels = sum(name.endswith(".cubin") for name in record["files"])
+    return f"{folder}: kernel folder: {kernels} kernels as they were compiled"
+
+
+def _lines(first: str, checkpoints: Iterable[Checkpoint], progress: Progress) -> str:
+    return "\n".join([first, *(_verify_checkpoint(one, progress) for one in checkpoints)])
 
 
 def _verify_checkpoint(checkpoint: Checkpoint, progress: Progress) -> str:
@@ -51,12 +66,18 @@ def _verify_checkpoint(checkpoint: Checkpoint, progress: Progress) -> str:
 
 
 def _verify_hf(folder: Path, progress: Progress) -> str:
-    record = read_json(folder / MANIFEST)
-    for name, digest in record["files"].items():
-        check_digest(folder / name, digest)
-    parts = record["parts"]
+    parts = open_manifest(folder)["parts"]
     with progress.steps(f"Hashing {folder.name}", len(parts)) as advance:
         for name, part in parts.items():
-            check_digest(folder / name, part["sha256"])
+            check_digest(folder / name, part["sha256"], "Convert again.")
             advance(name)
     return f"{folder}: Hugging Face checkpoint: {len(parts)} parts as they were written"
+
+
+_KINDS = {
+    CHECKPOINT: lambda folder, progress: _verify_checkpoint(read_checkpoint(folder), progress),
+    BUNDLE: _verify_bundle,
+    ENGINES: _verify_engines,
+    KERNELS: _verify_kernels,
+    REPOSITORY: _verify_repository,
+}

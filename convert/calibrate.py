@@ -18,10 +18,11 @@ from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import ConfigError, MissingCapability
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.progress import Progress
-from glmspec.convert.files import write_json
+from glmspec.convert.files import check_output, json_bytes, write_output
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import EXPERT_MATRICES, weights_of
+from glmspec.convert.tokenizer import has_tokenizer
 
 _LINEAR = re.compile(r"(.*)\.input_quantizer\._amax")
 _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_input_quantizer\._amax")
@@ -30,8 +31,7 @@ _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_input_quant
 def calibrate(folder: Path, prompts: Path, out: Path, progress: Progress) -> int:
     """Run every prompt through the verifier in `folder` and write {module: amax} to `out`; the number of modules.
     prompts: JSON lines with `prompt_token_ids`, or `prompt` when the folder has a tokenizer. Raises naming the line."""
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out}: {out.parent} is not a folder.")
+    check_output(out)
     quantization = _modelopt()
     config = VerifierConfig.from_hf(read_json(folder / "config.json"), f"{folder}/config.json")
     if any(one.format in QUANTIZED for one in weights_of(Source(folder)).values()):
@@ -54,7 +54,7 @@ def calibrate(folder: Path, prompts: Path, out: Path, progress: Progress) -> int
         warnings.simplefilter("ignore")
         quantization.quantize(model, quantization.FP8_DEFAULT_CFG, forward)
     found = dict(sorted(_amaxes(model, config.n_routed_experts)))
-    write_json(out, found)
+    write_output(out, json_bytes(found))
     return len(found)
 
 
@@ -94,7 +94,7 @@ def _prompts(folder: Path, path: Path, config: VerifierConfig) -> list[tuple[int
     from glmspec.runtime.prompts import read_requests
     from glmspec.runtime.text import Tokenizer
 
-    tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").exists() else None
+    tokenizer = Tokenizer(folder) if has_tokenizer(folder) else None
     limit = config.max_position_embeddings
     requests = read_requests(
         path, tokenizer, settings={"max_tokens": 1}, vocab_size=config.vocab_size, max_model_len=limit

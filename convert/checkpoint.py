@@ -10,30 +10,48 @@ Written by `conversion.py`, read by everything after it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import ARCHITECTURES as DRAFTERS
-from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import CheckpointError, ConfigError
+from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.kinds import Config, parse_config
+from glmspec.build.errors import CheckpointError, EngineError
 from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import FORMATS
 from glmspec.build.network.shards import Mapping, layout_of
-from glmspec.convert.files import sha256
+from glmspec.convert.beside import TEXT, matching
+from glmspec.convert.files import CHECKPOINT
 from glmspec.convert.formats import NUMPY, Block, to_float32
 from glmspec.convert.plan import Weight
+from glmspec.convert.sealed import SEAL, check_digest, check_files, check_shape, kind_of, open_sealed
 
-Config = VerifierConfig | DrafterConfig
 HASHED_AT_LOAD = 1 << 30  # bytes of weights up to which they are hashed again when they are opened
+SHAPE = {
+    "architecture": str,
+    "dtype": str,
+    "mapping": {"tp_size": int, "moe_ep_size": int},
+    "quantization": {"quant_algo": (str, NoneType), "recipe": str, "formats": dict, "inputs": list},
+    "ranks": list,
+    "parts": dict,
+    "files": dict,
+    "shared_from_verifier": dict,
+    "mtp": bool,
+    "mask_embedding": bool,
+    "eos_token_ids": (list, NoneType),
+    "left_out": dict,
+    "notes": list,
+    "source": {"folder": str, "files": dict},
+    "hf_config": dict,
+}
+_AGAIN = "Convert the checkpoint again."
 
 
 @dataclass(frozen=True)
@@ -62,8 +80,8 @@ class Checkpoint:
 
     @property
     def mtp(self) -> bool:
-        """Whether it holds a verifier's MTP module. Checkpoints of earlier versions hold none."""
-        return self.record.get("mtp", False)
+        """Whether it holds a verifier's MTP module."""
+        return self.record["mtp"]
 
     @property
     def hf_config(self) -> dict[str, Any]:
@@ -80,6 +98,11 @@ class Checkpoint:
     def weights_sha256(self) -> str:
         """Digest of all weights: of the recorded digests of the parts."""
         return parts_digest(self.record["parts"])
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What is kept of it by what is built for it: the digests of all weights and of its own record."""
+        return {"sha256": self.weights_sha256, "config_sha256": self.record[SEAL]}
 
     def weights(self) -> list[Weight]:
         """The weights it holds, without what they were made of."""
@@ -151,22 +174,32 @@ class Checkpoint:
                         f"{self.folder}: {where.get(name, names[0])}: tensor {name}: found {found.get(name, 'none')}, "
                         f"expected {wanted.get(name, 'none')}. Convert again."
                     )
-        for name, digest in self.record["files"].items():
-            check_digest(self.folder / name, digest)
+        check_files(self.folder, self.record["files"], _AGAIN)
+        for name in matching(self.folder, TEXT):  # they decide how texts become tokens
+            if name not in self.record["files"]:
+                raise CheckpointError(
+                    f"{self.folder / name}: found beside the weights, and the conversion did not write it: it could "
+                    "change answers. Remove it, or convert again from a folder that has it."
+                )
         for path in self.files:
-            check_digest(path, self.record["parts"][path.name]["sha256"])
+            check_digest(path, self.record["parts"][path.name]["sha256"], _AGAIN)
             advance(path.name)
 
-    def changed(self) -> Iterator[tuple[Path, str]]:
-        """The files that are not what was written, and why: by size and, when all are small, by digest."""
+    def check_loaded(self) -> None:
+        """What every load compares: small files by digest, weights by size and, when all are small, by digest. Raises
+        `CheckpointError` naming the first at fault."""
+        check_files(self.folder, self.record["files"], _AGAIN)
         parts = self.record["parts"]
         small = sum(part["size"] for part in parts.values()) <= HASHED_AT_LOAD
         for path in self.files:
             recorded, found = parts[path.name], path.stat().st_size
             if found != recorded["size"]:
-                yield path, f"changed since it was written: found {found:,} bytes, expected {recorded['size']:,}"
-            elif small and sha256(path) != recorded["sha256"]:
-                yield path, "changed since it was written"
+                raise CheckpointError(
+                    f"{path}: changed since it was written: found {found:,} bytes, expected {recorded['size']:,}. "
+                    f"{_AGAIN}"
+                )
+            if small:
+                check_digest(path, recorded["sha256"], _AGAIN)
 
     def _read(self, part: str, take: Callable[[Any, str], Any]) -> dict[str, Any]:
         """What `take` makes of every tensor of a part, by name."""
@@ -185,45 +218,67 @@ def parts_digest(parts: dict[str, dict[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_digest(path: Path, digest: str, again: str = "Convert again.") -> None:
-    """Raise `CheckpointError` for a file that is gone or not what was written. again: what to do then."""
-    if not path.exists() or sha256(path) != digest:
-        found = "changed since it was written" if path.exists() else "missing"
-        raise CheckpointError(f"{path}: {found}. {again}")
-
-
-def parse_config(hf: dict[str, Any], source: str) -> Config:
-    """The frozen config of a Hugging Face config.json, its kind decided by `architectures`."""
-    names = hf.get("architectures")
-    if names == [VERIFIER]:
-        return VerifierConfig.from_hf(hf, source)
-    if isinstance(names, list) and len(names) == 1 and names[0] in DRAFTERS:
-        return DrafterConfig.from_hf(hf, source)
-    found = hf.get("model_type") or hf.get("speculators_model_type")
-    raise ConfigError(
-        f"{source}: architectures: found {names!r} (model_type {found!r}), expected {VERIFIER}"
-        f" or a drafter ({', '.join(DRAFTERS)})."
-    )
+def config_of(record: dict[str, Any], source: str) -> Config:
+    """The frozen config of a converted checkpoint's record: of its Hugging Face config.json, with what lay beside."""
+    config = parse_config(record["hf_config"], source)
+    return replace(config, mask_embedding=True) if record["mask_embedding"] else config
 
 
 def is_converted(folder: Path) -> bool:
     """True for a folder that `convert` wrote."""
-    return "hf_config" in read_json(folder / "config.json")
+    return kind_of(folder) == CHECKPOINT
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Open a converted checkpoint. Raises when a weights file is gone."""
-    record = read_json(folder / "config.json")
-    if "hf_config" not in record:
+    """Open a converted checkpoint. Raises when a weights file is gone, when its record changed, and naming the first
+    key of the record that is not as `convert` writes it."""
+    if not is_converted(folder):
         raise CheckpointError(f"{folder}: not a converted checkpoint. Run: glmspec-build convert {folder} -o OUT")
-    if "parts" not in record:
-        raise CheckpointError(f"{folder}: converted by another version of glmspec. Convert the checkpoint again.")
-    config = parse_config(record["hf_config"], f"{folder}/config.json: hf_config")
-    checkpoint = Checkpoint(folder, config, record)
-    for path in checkpoint.files:
-        if not path.exists():
-            raise CheckpointError(f"{folder}: {path.name}: missing. Convert the checkpoint again.")
+    path = folder / "config.json"
+    record = open_sealed(path, SHAPE, _AGAIN)
+    checkpoint = Checkpoint(folder, config_of(record, f"{path}: hf_config"), record)
+    _check_record(checkpoint, Fields(record, str(path)))
+    for part in checkpoint.files:
+        if not part.exists():
+            raise CheckpointError(f"{folder}: {part.name}: missing. {_AGAIN}")
     return checkpoint
+
+
+def built_for(home: Path, owner: Path, recorded: dict[str, str], again: str) -> Checkpoint:
+    """The checkpoint in `home` that `owner` was made for. recorded: what that keeps of its `identity`. again: what to
+    do about another. Raises `EngineError` for one that is gone or another one; its files are not hashed."""
+    if not (home / "config.json").exists():
+        raise EngineError(f"{owner}: its weights are expected in {home}, and are not there.")
+    checkpoint = read_checkpoint(home)
+    for key, found in checkpoint.identity.items():
+        if found != recorded[key]:
+            raise EngineError(
+                f"{home}: not the checkpoint {owner} was made for ({key}: found {found[:12]}, expected "
+                f"{recorded[key][:12]}). {again}"
+            )
+    return checkpoint
+
+
+def _check_record(checkpoint: Checkpoint, fields: Fields) -> None:
+    """What the shape of a record does not tell: that its lists are of each other's entries, and of the network's."""
+    ranks, parts = fields.values["ranks"], fields.section("parts")
+    for part in parts.values:
+        check_shape(parts.section(part), {"size": int, "sha256": str})
+    if len(ranks) != checkpoint.mapping.tp or not all(_are_among(parts.values, names) for names in ranks):
+        fields.fail("ranks", f"for each of {checkpoint.mapping.tp} ranks a list of parts")
+    quantization = fields.section("quantization")
+    formats = quantization.section("formats")
+    specs = {spec.name for spec in checkpoint_specs(checkpoint.config, int(checkpoint.mtp))} - checkpoint.shared.keys()
+    for name in sorted(specs | formats.values.keys()):
+        if name not in specs:
+            formats.fail(name, "no such key: the network has no such weight")
+        formats.choice(name, tuple(FORMATS))
+    if not _are_among(specs, quantization.values["inputs"]):
+        quantization.fail("inputs", "names of weights")
+
+
+def _are_among(known: Collection[str], names: Any) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) and name in known for name in names)
 
 
 def _held(name: str, view: Any) -> Held:

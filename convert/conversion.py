@@ -4,38 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.kinds import Config, check_config, parse_config
 from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
-from glmspec.build.errors import CheckpointError, GlmspecError
+from glmspec.build.errors import CheckpointError, ConfigError, GlmspecError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Mapping
-from glmspec.convert.checkpoint import Checkpoint, Config, is_converted, parse_config, read_checkpoint
-from glmspec.convert.files import CHECKPOINT, producer, resumable_folder, sha256, write_json
+from glmspec.convert.agreement import check_declared
+from glmspec.convert.beside import MASK_EMBEDDINGS, copy_files, matching
+from glmspec.convert.checkpoint import HASHED_AT_LOAD, Checkpoint, is_converted, read_checkpoint
+from glmspec.convert.files import CHECKPOINT, producer, sha256, write_json
+from glmspec.convert.folders import resumable_folder
+from glmspec.convert.mask_embedding import take_mask_embedding
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
+from glmspec.convert.origin import source_record
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
+from glmspec.convert.sealed import MANIFEST, open_manifest, open_sealed, write_sealed
 from glmspec.convert.source import Source
-from glmspec.convert.storage import weights_of
+from glmspec.convert.storage import check_formats, weights_of
 from glmspec.convert.writer import JOURNAL, Journal, Run, cut, file_part, write_parts
 
-# Copied beside the weights when the source has them: what text in and text out needs.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 AUTO = Options(RECIPES["auto"])
 
 
@@ -94,41 +92,80 @@ class Conversion:
         """The tensors a rank will hold."""
         return {one.name: one for weight in self.plan.weights for one in weight.outputs(rank).values()}
 
+    @property
+    def output_size(self) -> int:
+        """Bytes of weights that will be written."""
+        parts = cut(self.plan.weights, self.ranks)
+        return sum(file_part(weights, rank, "").size for rank in range(self.ranks) for weights in parts)
+
     def write(self, out: Path, run: Run | None = None) -> Checkpoint:
         """Write the converted checkpoint. Raises `GlmspecError` when the disk is too small, before anything is
         written; an interrupted run leaves whole parts behind, for `resume`."""
-
-        def finish(folder: Path, names: list[list[str]], journal: Journal) -> None:
-            write_json(folder / "config.json", self._record(folder, names, journal))
-
-        self.write_files(out, CHECKPOINT, [f"rank{rank}" for rank in range(self.ranks)], run or Run(), finish)
+        self.write_files(out, CHECKPOINT, self._stems, run or Run(), self._finish)
         return read_checkpoint(out)
+
+    def write_into(self, folder: Path, run: Run) -> Checkpoint:
+        """Write into a part of a folder that is being made: one that is there already, whole or begun, by the same
+        conversion, is kept or gone on with. Raises `CheckpointError` when it was another one."""
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = Journal(folder, self._plan_digest())
+        if (folder / "config.json").exists() and not (folder / JOURNAL).exists():
+            if is_written(folder, "config.json", self.fingerprint):
+                run.advance(self.size)
+                return read_checkpoint(folder)
+            raise CheckpointError(
+                f"{folder}: left by a conversion of other files or with other options, or changed since. "
+                "Delete it, or convert with the same ones."
+            )
+        journal.resume()
+        self._fill(folder, self._stems, run, self._finish, journal)
+        (folder / JOURNAL).unlink()
+        return read_checkpoint(folder)
 
     def write_files(self, out: Path, kind: str, stems: list[str], run: Run, finish: Callable[..., None]) -> None:
         """Write all parts and what lies beside them. stems: of the file names, by rank."""
-        parts = cut(self.plan.weights, self.ranks)
-        names = [part_names(stem, len(parts)) for stem in stems]
-        needed = sum(file_part(weights, rank, "").size for rank in range(self.ranks) for weights in parts)
-        with resumable_folder(out, kind, [self.source.folder], run.resume, needed) as folder:
-            journal = Journal(folder, self._fingerprint())
+        with resumable_folder(out, kind, [self.source.folder], run.resume, self.output_size) as folder:
+            journal = Journal(folder, self._plan_digest())
             journal.resume() if run.resume else journal.begin()
-            write_parts(folder, parts, names, journal, run)
-            for rank, files in enumerate(names):
-                if len(files) > 1:
-                    write_json(folder / f"{stems[rank]}.safetensors.index.json", index(parts, rank, files))
-            for name in TOKENIZER_FILES:
-                if (self.source.folder / name).exists():
-                    shutil.copyfile(self.source.folder / name, folder / name)
-            finish(folder, names, journal)
+            self._fill(folder, stems, run, finish, journal)
         (out / JOURNAL).unlink()
 
-    def _fingerprint(self) -> str:
+    def _fill(self, folder: Path, stems: list[str], run: Run, finish: Callable[..., None], journal: Journal) -> None:
+        parts = cut(self.plan.weights, self.ranks)
+        names = [part_names(stem, len(parts)) for stem in stems]
+        write_parts(folder, parts, names, journal, run)
+        for rank, files in enumerate(names):
+            if len(files) > 1:
+                write_json(folder / f"{stems[rank]}.safetensors.index.json", index(parts, rank, files))
+        copy_files(self.source.folder, self.source.beside.copied, folder)
+        finish(folder, names, journal)
+
+    @property
+    def _stems(self) -> list[str]:
+        return [f"rank{rank}" for rank in range(self.ranks)]
+
+    def _finish(self, folder: Path, names: list[list[str]], journal: Journal) -> None:
+        write_sealed(folder / "config.json", self._record(folder, names, journal))
+
+    def _plan_digest(self) -> str:
         """What must be the same for a run to go on where another stopped."""
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.source.files]
         weights = [
             (one.name, one.dims, one.format, str(one.layout), one.inputs, one.names) for one in self.plan.weights
         ]
         text = json.dumps([producer(CHECKPOINT), files, weights, self.source.config], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What must be the same for a finished conversion to be this one: the plan, and every file of the source by
+        size and time, because those beside the weights are copied or read too."""
+        home = self.source.folder
+        names = {path.name for path in home.iterdir() if path.is_file() and path.name[0] != "."}
+        files = [(name, (home / name).stat()) for name in sorted(names.union(self.source.beside.copied))]
+        stats = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+        name, options = home.resolve().name, self.options
+        text = json.dumps([self._plan_digest(), name, options.recipe.name, stats])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _record(self, folder: Path, names: list[list[str]], journal: Journal) -> dict[str, Any]:
@@ -160,9 +197,30 @@ class Conversion:
             "eos_token_ids": None if self.end_tokens is None else list(self.end_tokens),
             "left_out": self.plan.left_out,
             "notes": [*self.source.notes, *self.plan.notes],
-            "source": source_record(self.source),
+            "mask_embedding": isinstance(self.config, DrafterConfig) and self.config.mask_embedding,
+            "license": self.source.terms.to_json(),
+            "beside": self.source.beside.left,
+            "source": source_record(self.source.folder, self.source.files),
+            "fingerprint": self.fingerprint,
             "hf_config": hf,
         }
+
+
+def is_written(folder: Path, record_file: str, fingerprint: str) -> bool:
+    """Whether a folder is a finished conversion with this fingerprint, its files as they were written: by size, and by
+    digest where they are small."""
+    try:
+        record = open_sealed(folder / record_file, {"parts": dict, "files": dict}, "")
+        parts, files = record["parts"], record["files"]
+        if record.get("fingerprint") != fingerprint or any(
+            (folder / name).stat().st_size != part["size"] for name, part in parts.items()
+        ):
+            return False
+        small = sum(part["size"] for part in parts.values()) <= HASHED_AT_LOAD
+        digests = files | ({name: part["sha256"] for name, part in parts.items()} if small else {})
+        return all(sha256(folder / name) == digest for name, digest in digests.items())
+    except (GlmspecError, OSError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def parts_record(names: list[list[str]], journal: Journal) -> dict[str, dict[str, Any]]:
@@ -178,15 +236,22 @@ def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
     """Read and check a Hugging Face folder; writes nothing. Raises naming the field or tensor at fault."""
     if is_converted(folder):
         raise CheckpointError(f"{folder}: already a converted checkpoint; use it as it is.")
+    if (folder / MANIFEST).exists():
+        open_manifest(folder)
+    check_config(folder)  # another architecture is told before a missing shard is
     return plan_source(Source(folder), options)
 
 
 def plan_source(source: Source, options: Options) -> Conversion:
     """Plan the conversion of an opened source."""
     config = parse_config(source.config, f"{source.folder}/config.json")
+    check_formats(source)
     if isinstance(config, VerifierConfig):
-        _check_agreement(source, options)
+        notes = _check_agreement(source, options)
+        if odd := matching(source.folder, MASK_EMBEDDINGS):
+            source.notes.append(f"{', '.join(odd)}: belongs to a drafter, and is not used with a verifier")
         plan = plan_verifier(source, config, options)
+        source.notes += notes
         return Conversion(source, config, plan, options, _end_tokens(source, config))
     if options.activations.amax:
         raise GlmspecError(f"{source.folder}: --calibration: drafters are not quantized.")
@@ -196,28 +261,28 @@ def plan_source(source: Source, options: Options) -> Conversion:
         raise GlmspecError(
             f"{source.folder}: --quant {options.recipe.name}: drafters are not quantized; use auto or bf16."
         )
-    return Conversion(source, config, plan_drafter(source, config, options), options, None)
+    config = take_mask_embedding(source, config)
+    plan = plan_drafter(source, config, options)
+    parts = [part.stored for weight in plan.weights for task in weight.tasks for part in task.parts]
+    source.notes += check_declared(source, {one.name: one for one in parts})
+    return Conversion(source, config, plan, options, None)
 
 
-def _check_agreement(source: Source, options: Options) -> None:
-    """The recipe's rules and the calibration's modules must be of this checkpoint, and so must its own claims."""
+def _check_agreement(source: Source, options: Options) -> tuple[str, ...]:
+    """The recipe's rules and the calibration's modules must be of this checkpoint, and so must its own claims. Returns
+    notes on these."""
     found = weights_of(source)
     modules = [name.removesuffix(".weight") for name in found]
     options.recipe.check_used(modules)
     options.activations.check_known(modules)
-    claims = "quantization_config" in source.config or (source.folder / "hf_quant_config.json").exists()
-    if claims and not any(one.format in QUANTIZED for one in found.values()):
-        raise CheckpointError(
-            f"{source.folder}: its config says that it is quantized, and no weight has scales. "
-            "Remove quantization_config (and hf_quant_config.json), or get the quantized files."
-        )
+    return check_declared(source, found)
 
 
 def other_files(folder: Path) -> dict[str, str]:
     """The digest of every small file of a folder that is being written."""
     skipped = (".safetensors", ".partial")
-    paths = [path for path in sorted(folder.iterdir()) if path.suffix not in skipped and path.name != JOURNAL]
-    return {path.name: sha256(path) for path in paths}
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in skipped]
+    return {str(path.relative_to(folder)): sha256(path) for path in paths if path.name != JOURNAL}
 
 
 def quant_algo(formats: set[str]) -> str | None:
@@ -232,27 +297,6 @@ def part_names(stem: str, count: int) -> list[str]:
     if count == 1:
         return [f"{stem}.safetensors"]
     return [f"{stem}-{at:05d}-of-{count:05d}.safetensors" for at in range(1, count + 1)]
-
-
-def source_record(source: Source) -> dict[str, Any]:
-    """Where the weights came from: the folder's name, its revision, the digest of every file."""
-    files, revision = {}, None
-    for path in source.files:
-        commit, files[path.name] = _downloaded(path)
-        revision = revision or commit
-        files[path.name] = files[path.name] or sha256(path)
-    return {"folder": source.folder.resolve().name, "revision": revision, "files": files}
-
-
-def _downloaded(path: Path) -> tuple[str | None, str | None]:
-    """The commit and the SHA-256 that huggingface_hub noted when it downloaded a file, if it did."""
-    note = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
-    if not note.exists():
-        return None, None
-    lines = [*note.read_text(encoding="utf-8").splitlines(), "", "", ""]
-    whole = note.stat().st_mtime >= path.stat().st_mtime - 1  # not for a file that changed afterwards
-    digest = lines[1].strip('"') if whole and re.fullmatch(r'"?[0-9a-f]{64}"?', lines[1]) else None
-    return lines[0] or None, digest
 
 
 def index(parts: list[tuple[Weight, ...]], rank: int, files: list[str]) -> dict[str, Any]:
@@ -284,7 +328,10 @@ def _tokenizer_end(folder: Path) -> list[int]:
     settings, vocabulary = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if not (settings.exists() and vocabulary.exists()):
         return []
-    token, held = read_json(settings).get("eos_token"), read_json(vocabulary)
+    try:
+        token, held = read_json(settings).get("eos_token"), read_json(vocabulary)
+    except ConfigError:
+        return []  # convert goes on without it, and says so; engine does not
     content = token.get("content") if isinstance(token, dict) else token
     ids = [entry["id"] for entry in held.get("added_tokens", []) if entry.get("content") == content]
     plain = (held.get("model") or {}).get("vocab")

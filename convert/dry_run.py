@@ -6,9 +6,9 @@ import json
 import math
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
+from glmspec.build.progress import Progress
 from glmspec.convert.conversion import Options, plan_source
 from glmspec.convert.hf import plan_hf
 from glmspec.convert.imagined import Imagined
@@ -18,7 +18,7 @@ from glmspec.convert.storage import field_of
 from glmspec.convert.writer import cut, file_part
 
 
-def dry_run(folder: Path, options: Options, hf: bool) -> None:
+def dry_run(folder: Path, options: Options, hf: bool, progress: Progress) -> None:
     """Print a JSON line an output tensor to stdout, and tables to stderr. A folder with a config and no weights is
     planned by what its config implies."""
     there = (folder / INDEX).exists() or (folder / SINGLE).exists()
@@ -30,12 +30,11 @@ def dry_run(folder: Path, options: Options, hf: bool) -> None:
             for output in weight.outputs(rank).values():
                 line = {"rank": rank, "tensor": output.name, "dtype": output.dtype, "shape": output.shape}
                 print(json.dumps(line | {"bytes": output.size}))
-    console = Console(stderr=True)
-    console.print(_inputs(source))
-    console.print(_outputs(plan, options, hf))
+    progress.show(_inputs(source))
+    progress.show(_outputs(plan, options, hf))
     for reason, names in plan.left_out.items():
         parameters = sum(math.prod(source.tensors[name].shape) for name in names if not field_of(source, name))
-        console.print(f"left out {len(names):,} tensors ({parameters:,} parameters): {reason}", markup=False)
+        progress.say(f"left out {len(names):,} tensors ({parameters:,} parameters): {reason}")
 
 
 def _inputs(source: Source) -> Table:

@@ -1,14 +1,15 @@
-"""Writing so that nothing is lost: temporary name, fsync, rename; and hashing what is there."""
+"""Writing files so that nothing is lost: temporary name, fsync, rename; and hashing what is there."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,41 @@ PRODUCER = "glmspec"
 CHECKPOINT, HF_CHECKPOINT = "checkpoint", "Hugging Face checkpoint"
 ENGINES, MODEL_ENGINE, REPOSITORY = "engine directory", "engine", "model repository"
 BUNDLE, KERNELS = "engine bundle", "kernel folder"
+PARTIAL = "partial"  # how the name of what is being written ends
 _CHUNK = 1 << 22
+_UNSYNCED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}  # of file systems that refuse fsync
+_UNLOCKED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # and of those without locks
+_FIXED = {errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS}  # a file that only its bytes can change
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file, or nothing."""
-    temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
+    """Write a whole file, or nothing; of several writers the last one stays. A file that cannot be replaced (mounted by
+    itself, or in a folder that may not be written) is written into. An `OSError` names `path`."""
+    temporary = path.with_name(f".{path.name}.{PARTIAL}")
+    with naming(path):
+        try:
+            with opened_alone(temporary, wait=True) as descriptor:
+                try:
+                    os.ftruncate(descriptor, 0)  # a killed writer's
+                    write_all(descriptor, data)
+                    temporary.rename(path)
+                except BaseException:
+                    temporary.unlink(missing_ok=True)
+                    raise
+        except OSError as error:
+            if error.errno not in _FIXED or not os.access(path, os.W_OK):
+                raise
+            with path.open("r+b" if path.is_file() else "wb") as file:
+                write_all(file.fileno(), data)
+                file.truncate(len(data))
+
+
+def write_all(descriptor: int, data: Any) -> None:
+    """Write bytes at the start of an open file, and sync them."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    sync(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -41,6 +66,76 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that the user named: through a link, not in its place; a pipe or a device is written into."""
+    if path.exists() and not path.is_file():
+        with naming(path), path.open("wb") as file:
+            file.write(data)
+    else:
+        write_bytes(path.resolve(), data)
+
+
+def check_output(path: Path, option: str = "") -> None:
+    """Raise `GlmspecError` unless `write_output` will find `path` writable: before the work whose result goes there.
+    option: that names it."""
+    place, named = path.resolve(), f"{option} {path}".lstrip()
+    try:
+        if path.is_dir() or not (path.exists() or place.parent.is_dir()):
+            wrong = f"{path} is a folder" if path.is_dir() else f"{place.parent} is not a folder"
+            raise GlmspecError(f"{named}: cannot be written ({wrong}). Name a file in a folder that is there.")
+        if path.exists() and os.access(path, os.W_OK):
+            return
+        with tempfile.TemporaryFile(dir=place.parent):
+            pass
+    except OSError as error:
+        raise GlmspecError(f"{named}: cannot be written ({error.strerror}). Choose another place.") from None
+
+
+def is_fixed(path: Path) -> bool:
+    """Whether a file is there that can be written into, and not replaced: mounted by itself, or in a folder that may
+    not be written."""
+    if not (path.is_file() and os.access(path, os.W_OK)):
+        return False
+    if not os.access(path.parent, os.W_OK):
+        return True
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return False
+    name = str(path)
+    for odd in "\\ \t\n":  # as the kernel writes them
+        name = name.replace(odd, f"\\{ord(odd):03o}")
+    return any(line.split(" ")[4] == name for line in mounts.splitlines())
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An `OSError` of the block names `path`, and no temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def sync(descriptor: int) -> None:
+    """fsync, where the file system has it."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSYNCED:
+            raise
+
+
+def sync_folder(folder: Path) -> None:
+    """`sync` of a folder's entries."""
+    with suppress(PermissionError):  # one that may be written and not read
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def sha256(path: Path) -> str:
     """Hex digest of a file."""
     digest = hashlib.sha256()
@@ -51,120 +146,26 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def new_folder(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Iterator[Path]:
-    """A folder to fill under a temporary name; it takes its place when the block ends without an error.
-
-    An older folder of ours of the same `kind` at `path` is replaced then. Raises `GlmspecError` when something
-    else is there, or when one of the `inputs` lies in it.
-    """
-    refuse_to_replace(path, kind, inputs)
-    path = path.resolve()  # so that "..", "." and links name the folder itself
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    _make(temporary, path)
-    try:
-        yield temporary
-        _take_place(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def resumable_folder(
-    path: Path, kind: str, inputs: Iterable[Path] = (), resume: bool = False, needed: int = 0
-) -> Iterator[Path]:
-    """Like `new_folder`, under a temporary name that a later run finds again; whatever the block leaves in it when it
-    fails is kept. resume: go on in the folder an interrupted run left. needed: bytes that will be written in all.
-    Raises `GlmspecError` for an interrupted run that is neither resumed nor deleted, and for too full a disk."""
-    refuse_to_replace(path, kind, inputs)
-    path = path.resolve()
-    temporary = path.with_name(f".{path.name}.unfinished")
-    if temporary.exists() and not resume:
-        os.close(_lock(temporary))  # held by a run that goes on: then this is said
-        raise GlmspecError(f"{temporary}: left by an interrupted run. Go on with --resume, or delete it.")
-    if resume and not temporary.exists():
-        raise GlmspecError(f"{temporary}: --resume: there is no interrupted run to go on with.")
-    if not resume:
-        _make(temporary, path)
-    lock = _lock(temporary)
-    there = sum(file.stat().st_size for file in temporary.iterdir() if not file.name.endswith(".partial"))
-    free = shutil.disk_usage(temporary).free
-    if needed - there > free:
-        if not resume:
-            temporary.rmdir()
-        raise GlmspecError(
-            f"{path}: needs {(needed - there) / 1e9:.1f} GB and its disk has {free / 1e9:.1f} GB left. Make room."
-        )
-    try:
-        yield temporary
-        _take_place(temporary, path)
-    except BaseException as error:
-        whole = any(temporary.glob("*.safetensors"))
-        if not whole and not resume:  # nothing worth going on from, and nothing of an earlier run
-            shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError):
-            kept = " What is whole is kept: go on with --resume." if whole else ""
-            raise GlmspecError(f"{path}: cannot be written ({error}).{kept}") from error
-        raise
-    finally:
-        os.close(lock)
-
-
-def _lock(folder: Path) -> int:
-    """Hold a folder while this process lives, or until the descriptor is closed. Raises when another one does."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise GlmspecError(f"{folder}: another run is writing it. Wait for it, or choose another output.") from None
-    return descriptor
-
-
-def _make(temporary: Path, path: Path) -> None:
-    try:
-        temporary.mkdir(parents=True)
-    except OSError as error:
-        raise GlmspecError(f"{path}: cannot be written ({error}).") from None
-
-
-def _take_place(temporary: Path, path: Path) -> None:
-    """Rename a finished folder; an older one is set aside first and comes back when that fails."""
-    aside = path.with_name(f".{path.name}.old-{os.getpid()}")
-    _sync(temporary)
-    if path.exists():
-        path.rename(aside)
-    try:
-        temporary.rename(path)
-    except BaseException:
-        if aside.exists():
-            aside.rename(path)
-        raise
-    _sync(path.parent)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def refuse_to_replace(path: Path, kind: str, inputs: Iterable[Path] = ()) -> None:
-    """Raise `GlmspecError` when `path` holds something other than a folder of ours of this kind, or an input."""
-    place = path.resolve()
-    for one in inputs:
-        if place == one.resolve() or place in one.resolve().parents:
-            raise GlmspecError(f"{path}: the output would replace its own input {one}. Choose another output folder.")
-        if one.resolve() in place.parents:
-            raise GlmspecError(f"{path}: lies inside its own input {one}. Choose another output folder.")
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
-    try:
-        found = json.loads((path / "config.json").read_text(encoding="utf-8"))["producer"]
-        found = (found["name"], found["kind"])
-    except (OSError, ValueError, KeyError, TypeError):
-        found = None
-    if found is None or found[0] != PRODUCER:
-        raise GlmspecError(f"{path}: exists and is not a folder that glmspec wrote. Choose another output folder.")
-    if found[1] != kind:
-        raise GlmspecError(
-            f"{path}: exists and is a glmspec {found[1]}, which this {kind} would replace. Choose another output."
-        )
+def opened_alone(path: Path, *, wait: bool) -> Iterator[int]:
+    """A file of this name, made if need be, that no other process has opened so. Raises `BlockingIOError` when another
+    has, or waits for it. The lock is the file's: who renames or removes it leaves the name to the next."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except OSError as error:
+                if error.errno not in _UNLOCKED:
+                    raise
+            try:
+                mine = os.path.samestat(os.fstat(descriptor), path.stat())
+            except FileNotFoundError:
+                mine = False
+            if mine:
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
 
 
 def producer(kind: str) -> dict[str, str]:
@@ -172,11 +173,3 @@ def producer(kind: str) -> dict[str, str]:
     from importlib.metadata import version
 
     return {"name": PRODUCER, "version": version("glmspec"), "kind": kind}
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,12 +7,13 @@ A `Block` is a matrix [R, C] in one of `build/network/formats.py`'s formats: raw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 import torch
 
 from glmspec.build.network.formats import BLOCK, FORMATS, FP4_MAX, FP8_MAX, GROUP, QUANTIZED
-from glmspec.convert import kernels, on_device
+from glmspec.convert import on_device
 
 # Raw bits: what numpy has no name for is an unsigned integer of the same size.
 NUMPY = {
@@ -22,6 +23,7 @@ NUMPY = {
     "I32": np.int32,
     "I64": np.int64,
     "F8_E4M3": np.uint8,
+    "F8_E8M0": np.uint8,
     "U8": np.uint8,
     "BOOL": np.uint8,
 }
@@ -32,9 +34,17 @@ TORCH = {
     "I32": torch.int32,
     "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+
+
+def _kernels() -> ModuleType:
+    """The loops, imported when values are first computed: what reads headers only does without numba."""
+    from glmspec.convert import kernels
+
+    return kernels
 
 
 @dataclass(frozen=True)
@@ -72,13 +82,13 @@ def amax(block: Block) -> float:
     """Largest magnitude, NaN when a value is not finite."""
     bits, fields = block.fields[""], block.fields
     if block.format == "bfloat16":
-        found = np.array([kernels.amax_bits(bits, np.uint16(0x7FFF))], np.uint32) << 16
+        found = np.array([_kernels().amax_bits(bits, np.uint16(0x7FFF))], np.uint32) << 16
         value = float(found.view(np.float32)[0])
     elif block.format == "float32":
-        found = np.array([kernels.amax_bits(bits.view(np.uint32), np.uint32(0x7FFFFFFF))], np.uint32)
+        found = np.array([_kernels().amax_bits(bits.view(np.uint32), np.uint32(0x7FFFFFFF))], np.uint32)
         value = float(found.view(np.float32)[0])
     elif block.format == "fp8_block":
-        value = float(kernels.amax_blocks(bits, fields["scale_inv"]))
+        value = float(_kernels().amax_blocks(bits, fields["scale_inv"]))
     else:
         value = float(np.abs(to_float32(block)).max(initial=0.0))
     return value if np.isfinite(value) else float("nan")
@@ -89,7 +99,7 @@ def is_finite(block: Block) -> bool:
     looked at when they are quantized.)"""
     if block.format not in QUANTIZED:
         return True
-    if block.format == "fp8_block" and np.isnan(kernels.amax_blocks(block.fields[""], block.fields["scale_inv"])):
+    if block.format == "fp8_block" and np.isnan(_kernels().amax_blocks(block.fields[""], block.fields["scale_inv"])):
         return False
     for suffix, field in FORMATS[block.format].items():
         bits = block.fields[suffix]
@@ -107,13 +117,13 @@ def to_float32(block: Block) -> np.ndarray:
         return codes
     if block.format == "fp8_block":
         out = np.empty(block.shape, np.float32)
-        kernels.blocks_to_float32(codes, fields["scale_inv"], out)
-        if np.isnan(kernels.amax_blocks(codes, fields["scale_inv"])):
+        _kernels().blocks_to_float32(codes, fields["scale_inv"], out)
+        if np.isnan(_kernels().amax_blocks(codes, fields["scale_inv"])):
             out[(codes & 0x7F) == 0x7F] = np.nan  # the kernel takes these codes for numbers
         return out
     if block.format == "nvfp4":
         out = np.empty(block.shape, np.float32)
-        kernels.fp4_to_float32(codes, fields["scale"], np.float32(fields["scale_2"].item()), out)
+        _kernels().fp4_to_float32(codes, fields["scale"], np.float32(fields["scale_2"].item()), out)
         return out
     values = block.tensor().float()
     if block.format in ("fp8", "fp8_rows"):
@@ -147,11 +157,11 @@ def _to_nvfp4(block: Block, largest: float, device: str) -> Block:
     if device != "cpu":
         packed, scales = on_device.to_nvfp4(block.values(), scale_2, device)
     elif block.format == "bfloat16":
-        kernels.fp4_from_bits16(block.fields[""], scale_2, packed, scales)
+        _kernels().fp4_from_bits16(block.fields[""], scale_2, packed, scales)
     elif block.format == "fp8_block":
-        kernels.fp4_from_blocks(block.fields[""], block.fields["scale_inv"], scale_2, packed, scales)
+        _kernels().fp4_from_blocks(block.fields[""], block.fields["scale_inv"], scale_2, packed, scales)
     else:
-        kernels.fp4_from_float32(to_float32(block), scale_2, packed, scales)
+        _kernels().fp4_from_float32(to_float32(block), scale_2, packed, scales)
     return Block("nvfp4", {"": packed, "scale": scales, "scale_2": np.full((1, 1), scale_2, np.float32)})
 
 

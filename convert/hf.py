@@ -8,28 +8,40 @@ quantized already is kept, each matrix under its own.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.errors import GlmspecError
+from glmspec.build.network.form import Held
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Layout, Mapping, Split
-from glmspec.convert.conversion import Conversion, other_files, parts_record, source_record
+from glmspec.convert.conversion import Conversion, other_files, parts_record
 from glmspec.convert.files import HF_CHECKPOINT, producer, write_json
 from glmspec.convert.fused import partners
 from glmspec.convert.names import Options, Plan, activation_notes
+from glmspec.convert.origin import source_record
 from glmspec.convert.plan import Weight, chunks
+from glmspec.convert.sealed import MANIFEST, write_sealed
 from glmspec.convert.source import Source
-from glmspec.convert.storage import Stored, weights_of
+from glmspec.convert.storage import Stored, no_weight, weights_of
 from glmspec.convert.writer import Journal, Run
 
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.\d+\.(gate|up|down)_proj\.weight")
 _ALGOS = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8_PB_WO"}
 
 
-MANIFEST = "glmspec.json"
+@dataclass(frozen=True)
+class _ModelOptBlocks(Weight):
+    """FP8 with block scales as readers of ModelOpt's FP8_PB_WO look for it: `weight_scale`
+    [rows / 128, 1, columns / 128, 1]."""
+
+    def outputs(self, rank: int) -> dict[str, Held]:
+        made = super().outputs(rank)
+        rows, columns = made["scale_inv"].shape
+        scale = replace(made["scale_inv"], name=self.field_name("scale"), shape=(rows, 1, columns, 1))
+        return made | {"scale_inv": scale}
 
 
 def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
@@ -44,7 +56,10 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             "parts": parts_record(names, journal),
             "left_out": plan.left_out,
             "notes": [*source.notes, *plan.notes],
-            "source": source_record(source),
+            "license": source.terms.to_json(),
+            "beside": source.beside.left,
+            "source": source_record(source.folder, source.files),
+            "fingerprint": conversion.fingerprint,
         }
         config = hf_config(source, plan)
         write_json(folder / "config.json", {**config, "producer": producer(HF_CHECKPOINT)})
@@ -52,7 +67,7 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             section = {k: v for k, v in config["quantization_config"].items() if k not in ("quant_method", "ignore")}
             section["exclude_modules"] = config["quantization_config"]["ignore"]
             write_json(folder / "hf_quant_config.json", {"producer": section.pop("producer"), "quantization": section})
-        write_json(folder / MANIFEST, record | {"files": other_files(folder)})
+        write_sealed(folder / MANIFEST, record | {"files": other_files(folder)})
 
     replace(conversion, plan=plan).write_files(out, HF_CHECKPOINT, ["model"], run, finish)
 
@@ -69,15 +84,18 @@ def plan_hf(conversion: Conversion) -> Plan:
     found, recipe = weights_of(source), options.recipe
     formats = {name: recipe.format(_module(name), one.format, keep=True) for name, one in found.items()}
     inputs, guessed = _inputs(found, formats, options)
+    native = {format for format in formats.values() if format in QUANTIZED} == {"fp8_block"}
     weights = []
     for name, one in found.items():
         shape = (one.count, one.columns) if one.rows >= 0 else one.shape
         layout = Layout(1, one.count, one.columns, Split(), Mapping())
         tasks = chunks(0, one, formats[name], partners(name, formats[name], recipe, found.get))
-        weights.append(Weight(name, shape, formats[name], layout, tuple(tasks), inputs.get(name)))
+        kind = _ModelOptBlocks if formats[name] == "fp8_block" and not native else Weight
+        weights.append(kind(name, shape, formats[name], layout, tuple(tasks), inputs.get(name)))
     consumed = {name for weight in weights for name in weight.names}
-    spare = sorted(source.tensors.keys() - consumed)
-    left_out = {"scale that no weight here has, or rotary frequencies": spare} if spare else {}
+    left_out: dict[str, list[str]] = {}
+    for name in sorted(source.tensors.keys() - consumed):
+        left_out.setdefault(no_weight(name) or "scale of a weight that is not quantized", []).append(name)
     return Plan(tuple(weights), left_out, tuple(activation_notes(weights, guessed, options)))
 
 

@@ -14,6 +14,7 @@ from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import CheckpointError
 from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.contract import TensorSpec
+from glmspec.build.network.form import field_name
 from glmspec.build.network.formats import FORMATS
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source, TensorInfo
@@ -24,13 +25,13 @@ _MOST_EXPERTS = 1_000_000  # more is a slip of the pen, and fills the memory wit
 
 
 class Imagined(Source):
-    """The tensors of a verifier by its config: FP8 with block scales when `quantization_config` says so, else BF16.
+    """The tensors of a verifier by its config: quantized where it declares that matrices are, else BF16.
     place: a config.json, whatever it is called, or the folder of one."""
 
     def __init__(self, place: Path) -> None:
         file = place if place.is_file() else place / "config.json"
         folder = file.parent
-        self.folder, self.notes, self.tensors, self._descriptors = folder, [], {}, {}
+        self.folder, self.notes, self.tensors, self._descriptors, self._kept = folder, [], {}, {}, {}
         self.config = read_json(file)
         config = VerifierConfig.from_hf(self.config, str(file))
         layers = config.num_hidden_layers + config.num_nextn_predict_layers
@@ -39,15 +40,20 @@ class Imagined(Source):
                 f"{file}: num_hidden_layers and n_routed_experts: found {layers:,} layers of "
                 f"{config.n_routed_experts:,} experts, expected at most {_MOST_EXPERTS:,} experts in all."
             )
-        quantized = (self.config.get("quantization_config") or {}).get("quant_method") == "fp8"
         for name, shape, dtype in _tensors(config):
-            module = name.removesuffix(".weight")
-            if quantized and (quantizable(module) or module.endswith("kv_b_proj")):
-                scale = FORMATS["fp8_block"]["scale_inv"].size(*shape)
-                self.tensors[name] = TensorInfo(folder, "F8_E4M3", shape)
-                self.tensors[f"{name}_scale_inv"] = TensorInfo(folder, "F32", scale)
-            else:
+            format = self._format(name.removesuffix(".weight"))
+            if format is None:
                 self.tensors[name] = TensorInfo(folder, dtype, shape)
+                continue
+            for suffix, one in FORMATS[format].items():
+                size = one.size(*shape) if one.rows else ()
+                self.tensors[field_name(name, suffix)] = TensorInfo(folder, one.dtype, size)
+
+    def _format(self, module: str) -> str | None:
+        """The number format that is declared for a module, None for a plain one."""
+        formats = self.declared.formats(module)
+        matrix = quantizable(module) or module.endswith("kv_b_proj")
+        return formats[0] if formats and matrix and not self.declared.ignores(module) else None
 
     def rows(self, name: str, first: int = 0, count: int | None = None, columns: int | None = None) -> np.ndarray:
         """There are none."""

@@ -10,6 +10,10 @@ zeros; a code is the nearest of 0, .5, 1, 1.5, 2, 3, 4, 6 to w / (s * scale_2), 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -27,7 +31,14 @@ _E4M3[[0x7F, 0xFF]] = np.nan
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
 _FP4[8] = -0.0
 
-_jit = numba.njit(nogil=True, cache=True, error_model="numpy")
+
+def _jit(function: Callable[..., Any]) -> Any:
+    """Compiled at its first call, and kept on disk for the next process where numba finds a place for it."""
+    make = functools.partial(numba.njit, nogil=True, error_model="numpy")
+    try:
+        return make(cache=True)(function)
+    except RuntimeError:  # neither beside this file nor in a home folder: a read-only install, no HOME
+        return make()(function)
 
 
 # -- largest magnitude --------------------------------------------------------------------------

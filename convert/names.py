@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
 
 import torch
 
@@ -18,7 +20,7 @@ from glmspec.build.errors import CheckpointError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.formats import BLOCK, GROUP
+from glmspec.build.network.formats import BLOCK, GROUP, QUANTIZED
 from glmspec.build.network.shards import Layout, Mapping, check_shards, layout_of
 from glmspec.convert.calibration import INPUT_MOST, Activations
 from glmspec.convert.formats import Block, plain
@@ -26,7 +28,17 @@ from glmspec.convert.fused import partners
 from glmspec.convert.plan import Part, Task, Weight, chunks
 from glmspec.convert.recipe import Recipe
 from glmspec.convert.source import Source
-from glmspec.convert.storage import EXPERT_MATRICES, NO_WEIGHTS, Shape, Stored, field_of, find, stored, stored_integers
+from glmspec.convert.storage import (
+    EXPERT_MATRICES,
+    NO_WEIGHTS,
+    Shape,
+    Stored,
+    field_of,
+    find,
+    no_weight,
+    stored,
+    stored_integers,
+)
 
 _LISTED = 8  # names shown in an error before "and N more"
 
@@ -68,10 +80,6 @@ def plan_verifier(source: Source, config: VerifierConfig, options: Options) -> P
             mtp and name.startswith(copies)
         ),
         "indexer of a layer that shares another's top-k": lambda name: ".indexer." in name and _layer(name) in shared,
-        "K/V scale of a cache format that is not used": lambda name: name.endswith(
-            ("k_proj.k_scale", "v_proj.v_scale")
-        ),
-        "rotary frequencies, computed from the config": lambda name: name.endswith("rotary_emb.inv_freq"),
     }
     left_out = _closed(source, weights, reasons)
     check_shards([(one.name, one.layout, one.format) for one in weights], options.mapping)
@@ -85,8 +93,11 @@ def plan_verifier(source: Source, config: VerifierConfig, options: Options) -> P
 
 
 def plan_drafter(source: Source, config: DrafterConfig, options: Options) -> Plan:
-    """Plan a drafter. Weights it shares with the verifier may be absent."""
-    absent = {name for name in SHARED_WEIGHTS if _spelled(source, name) not in source}
+    """Plan a drafter. Weights it shares with the verifier may be absent; what the training job's wrappers put before
+    names, and the verifier's own tensors that it saved beside the drafter's, are noted and left out."""
+    owned = {name for name in source.tensors if _of_the_verifier(source, config, name)}
+    held, wrappers = _unwrapped(source, owned)
+    absent = {name for name in SHARED_WEIGHTS if _spelled(held, name) not in source}
     if config.reduced_vocabulary and "lm_head.weight" in absent:
         raise CheckpointError(
             f"{source.folder}: tensor lm_head.weight: missing, "
@@ -95,14 +106,21 @@ def plan_drafter(source: Source, config: DrafterConfig, options: Options) -> Pla
         )
     taker = _Taker(source, options, None)
     specs = checkpoint_specs(config, 0)
-    weights = [taker.single(spec, _spelled(source, spec.name)) for spec in specs if spec.name not in absent]
+    weights = [taker.single(spec, _spelled(held, spec.name)) for spec in specs if spec.name not in absent]
     taker.complain()
-    left_out = _closed(
-        source, weights, {"target-to-draft mask, implied by d2t": lambda name: name == _spelled(source, "t2d")}
-    )
+    offsets, mask = _spelled(held, "d2t"), _spelled(held, "t2d")
+    reasons = {
+        "the verifier's own, which serves without a copy": lambda name: name in owned,
+        "rotary frequencies, computed from the config": lambda name: name.endswith("rotary_emb.inv_freq"),
+    }
     if config.reduced_vocabulary:
-        _check_vocabulary_map(source, config)
-    return Plan(tuple(weights), left_out)
+        reasons["target-to-draft mask, implied by d2t"] = lambda name: name == mask
+        _check_vocabulary_map(source, config, offsets, mask)
+    else:
+        reasons["map of a whole vocabulary to itself"] = lambda name: name in (offsets, mask)
+        _check_identity(source, config, offsets, mask)
+    notes = (f"names of tensors are read without their wrappers' {', '.join(wrappers)}",) if wrappers else ()
+    return Plan(tuple(weights), _closed(source, weights, reasons), notes)
 
 
 def activation_notes(weights: list[Weight], guessed: list[str], options: Options) -> list[str]:
@@ -246,16 +264,56 @@ _DRAFTER_SPELLINGS: tuple[Callable[[str], str], ...] = (
 )
 
 
-def _spelled(source: Source, name: str) -> str:
-    """The name under which a drafter's checkpoint holds a weight; our own when it does not."""
-    return next((found for spell in _DRAFTER_SPELLINGS if (found := spell(name)) in source), name)
+def _spelled(held: dict[str, str], name: str) -> str:
+    """The name under which a drafter's checkpoint holds a weight; our own when it does not. held: `_unwrapped`'s."""
+    return next((held[found] for spell in _DRAFTER_SPELLINGS if (found := spell(name)) in held), name)
 
 
-def _closed(source: Source, weights: list[Weight], reasons: dict[str, Callable[[str], bool]]) -> dict[str, list[str]]:
+# A whole verifier, and one's head, last norm and embedding, under the names that training code keeps them by. A norm or
+# projection of `target` features may be a trained part of a drafter, so it is none of these.
+_VERIFIER = re.compile(r"(.*\.)?(verifier|teacher|target)(_model|\.model)\..*")
+_PART_OF_VERIFIER = re.compile(
+    r"(.*\.)?((verifier|teacher)[._](lm_head|norm|embed_tokens)|target[._](lm_head|embed_tokens))\.weight"
+)
+
+
+def _of_the_verifier(source: Source, config: DrafterConfig, name: str) -> bool:
+    """Named as the verifier's and, where it is a part alone, as wide."""
+    wide = source.tensors[name].shape[-1:] == (config.hidden_size,)
+    return bool(_VERIFIER.fullmatch(name) or (wide and _PART_OF_VERIFIER.fullmatch(name)))
+
+
+def _unwrapped(source: Source, owned: set[str]) -> tuple[dict[str, str], list[str]]:
+    """A drafter's tensors by name without what wraps it in training, and those wrappers: what stands before every name,
+    and modules with private names (`_orig_mod`, `_fsdp_wrapped_module`) wherever they stand."""
+    paths = {name: name.split(".") for name in sorted(source.tensors.keys() - owned)}
+    private = sorted({part for path in paths.values() for part in path if part.startswith("_")})
+    paths = {name: [part for part in path if part not in private] for name, path in paths.items()}
+    modules = zip(*(path[:-1] for path in paths.values()), strict=False)
+    before = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, modules)]
+    held: dict[str, str] = {}
+    for name, path in paths.items():
+        if (other := held.setdefault(".".join(path[len(before) :]), name)) != name:
+            raise CheckpointError(
+                f"{source.folder}: tensors {other} and {name}: one tensor twice but for {' and '.join(private)}, "
+                "expected it once."
+            )
+    return held, [] if before == ["model"] and not private else [f"{part}." for part in (*before, *private)]
+
+
+def _closed(source: Source, weights: list[Weight], reasons: dict[str, Callable[[str], Any]]) -> dict[str, list[str]]:
     """Account for every tensor: consumed, left out for a reason, or an error."""
     consumed = {name for weight in weights for name in weight.names}
 
-    reasons = {**reasons, "scale of a weight that is not quantized": lambda name: field_of(source, name) in consumed}
+    def spare(name: str) -> bool:
+        base = field_of(source, name)
+        return base in consumed and stored(source, base).format not in QUANTIZED
+
+    reasons = {
+        **reasons,
+        **{why: pattern.fullmatch for why, pattern in NO_WEIGHTS.items()},
+        "scale of a weight that is not quantized": spare,
+    }
     left_out: dict[str, list[str]] = {}
     surplus = []
     for name in sorted(source.tensors.keys() - consumed):
@@ -272,20 +330,29 @@ def _closed(source: Source, weights: list[Weight], reasons: dict[str, Callable[[
     return left_out
 
 
-def _check_vocabulary_map(source: Source, config: DrafterConfig) -> None:
+def _check_vocabulary_map(source: Source, config: DrafterConfig, offsets: str, mask: str) -> None:
     """d2t reaches distinct target ids, exactly those that t2d, if there is one, marks."""
-    offset = source.read(_spelled(source, "d2t")).long()
+    offset = source.read(offsets).long()
     reached = (torch.arange(len(offset)) + offset).sort().values
     if reached[0] < 0 or reached[-1] >= config.vocab_size:
         raise CheckpointError(
             f"{source.folder}: tensor d2t: reaches target ids {reached[0]} to {reached[-1]}, "
             f"expected ids from 0 to {config.vocab_size - 1}."
         )
-    mask = _spelled(source, "t2d")
     if mask in source and not torch.equal(reached, source.read(mask).nonzero().squeeze(1)):
         raise CheckpointError(f"{source.folder}: tensor d2t: its target ids and those marked in t2d differ.")
     if (reached.diff() == 0).any():
         raise CheckpointError(f"{source.folder}: tensor d2t: reaches a target id twice, expected distinct ones.")
+
+
+def _check_identity(source: Source, config: DrafterConfig, offsets: str, mask: str) -> None:
+    """Where a drafter has the whole vocabulary, d2t moves no token and t2d marks every one."""
+    for name, moved in ((offsets, lambda found: found != 0), (mask, lambda found: found == 0)):
+        if name in source and (source.tensors[name].shape != (config.vocab_size,) or moved(source.read(name)).any()):
+            raise CheckpointError(
+                f"{source.folder}: tensor {name}: found a reduced vocabulary, expected every one of the "
+                f"{config.vocab_size} tokens to stand for itself, because draft_vocab_size is vocab_size."
+            )
 
 
 def _mtp_modules(source: Source, config: VerifierConfig) -> set[int]:
@@ -296,9 +363,7 @@ def _mtp_modules(source: Source, config: VerifierConfig) -> set[int]:
     return {
         layer
         for name in source.tensors
-        if (layer := _layer(name) or 0) >= first
-        and (layer in counted or ".eh_proj." in name)
-        and not name.endswith(NO_WEIGHTS)
+        if (layer := _layer(name) or 0) >= first and (layer in counted or ".eh_proj." in name) and not no_weight(name)
     }
 
 

@@ -1,8 +1,9 @@
 """How a weight lies in a checkpoint.
 
-`stored(source, name)` recognizes a plain weight, FP8 with 128x128 block scales (`weight_scale_inv`), FP8 with one
-scale or one a row (`weight_scale`), ModelOpt NVFP4 (`weight_scale`, `weight_scale_2`) and compressed-tensors NVFP4
-(`weight_packed`, `weight_global_scale`, reciprocal). The tensors decide; lists in configs misname modules.
+`stored(source, name)` recognizes a plain weight, FP8 with 128x128 block scales, with one scale or with one a row
+(`weight_scale_inv` or `weight_scale`), ModelOpt NVFP4 (`weight_scale`, `weight_scale_2`) and compressed-tensors NVFP4
+(`weight_packed`, `weight_global_scale`, reciprocal). The tensors decide, and `declared.py` what they leave open; lists
+in configs misname modules.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from glmspec.convert.source import Source
 
 _PLAIN = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _INTEGERS = ("I32", "I64")
+_NUMBERS = (*_PLAIN, "F8_E8M0")  # dtypes of FP8's scales; E8M0 are powers of two, float32 holds each exactly
+_MX_GROUP = 32  # columns that share a scale in the MX formats
 _SCALES = (
     "weight_scale",
     "weight_scale_2",
@@ -33,7 +36,27 @@ _SCALES = (
 # Experts as one tensor: its name, and the matrices of an expert that it stacks, in order.
 FUSED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
 EXPERT_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-NO_WEIGHTS = ("k_scale", "v_scale", "inv_freq")
+# Tensors that are no weights and that nothing here needs, by the reason why.
+NO_WEIGHTS = {
+    "K/V scale of a cache format that is not used": re.compile(
+        r"(?:.*\.)?(?:(?:[qkv]|kv|qkv|prob|[kv]_cache|kv_cache)_(?:(?:global_)?scale|scaling_factor|zero_point)(?:_inv)?"
+        r"|prob_output_scale|(?:[qkv]|kv|qkv|kv_[ab])_proj(?:_with_mqa)?\.(?:output_(?:scale|zero_point)|[kv]_bias))"
+    ),
+    "rotary frequencies, computed from the config": re.compile(r"(?:.*\.)?inv_freq"),
+}
+# How tensors of formats that are not read are called, by what they are.
+_FOREIGN = {
+    "INT4 (GPTQ or AWQ)": r"\.(?:qweight|qzeros)$",
+    "a permutation of columns (g_idx, activation order)": r"\.(?:weight_)?g_idx$",
+    "quantization with zero points": r"\.(?:weight|input)_zero_point$",
+    "quantization by bitsandbytes": r"\.(?:(?:nested_)?(?:absmax|quant_map)|SCB|quant_state\..*)$",
+    "MXFP4": r"\.(?:gate_up_proj|down_proj)_blocks$",
+    "a scale of a module's inputs (AWQ, SmoothQuant)": r"[._]pre_quant_scale$",
+    "SVDQuant": r"\.svdquant_lora_[ab]$",
+    "sparse storage": r"\.(?:bitmask|compressed|row_offsets)$",
+    "a rotation of activations": r"_proj\.\w+_(?:input|output|q_attn|k_cache)\.(?:weight|perm)$",
+}
+_ANY_FOREIGN = re.compile("|".join(_FOREIGN.values()))
 Shape = tuple[int, ...]
 
 
@@ -86,11 +109,12 @@ class Stored:
             if not field.rows:
                 fields[suffix] = self.source.rows(name).reshape(1, 1)
             else:
-                columns = None if field.columns else 1
+                columns = field.size(1, self.columns)[1]
                 fields[suffix] = self.source.rows(name, begin // field.rows, rows, columns)
-            if field.dtype == "F32" and fields[suffix].dtype == np.uint16:  # scales in half precision
-                half = torch.from_numpy(fields[suffix]).view(TORCH[self.source.tensors[name].dtype])
-                fields[suffix] = half.float().numpy()
+            if field.dtype == "F32" and fields[suffix].dtype != np.float32:  # scales in half precision, or exponents
+                dtype = self.source.tensors[name].dtype
+                narrow = TORCH["F8_E8M0" if dtype == "U8" else dtype]
+                fields[suffix] = torch.from_numpy(fields[suffix]).view(narrow).float().numpy()
         if self.reciprocal:
             fields["scale_2"] = np.float32(1) / fields["scale_2"]
         if self.format == "int32":
@@ -124,6 +148,19 @@ def field_of(source: Source, name: str) -> str | None:
     return None
 
 
+def no_weight(name: str) -> str | None:
+    """Why a tensor that is no weight is not needed, None for any other."""
+    return next((why for why, pattern in NO_WEIGHTS.items() if pattern.fullmatch(name)), None)
+
+
+def check_formats(source: Source) -> None:
+    """Raise `ConfigError` for a format that is declared and not read, `CheckpointError` for a tensor of one, by the
+    format's name."""
+    _ = source.declared
+    for name in filter(_ANY_FOREIGN.search, source.tensors):
+        _unsupported(source, name, next(what for what, pattern in _FOREIGN.items() if re.search(pattern, name)))
+
+
 def find(source: Source, name: str) -> Stored | None:
     """How the weight `name` is stored, None for one that is not there."""
     return stored(source, name) if name in source or f"{name}_packed" in source else None
@@ -133,7 +170,7 @@ def weights_of(source: Source) -> dict[str, Stored]:
     """Every weight of a verifier's checkpoint by its Hugging Face name; fused experts one by one."""
     found: dict[str, Stored] = {}
     for name in sorted(source.tensors, key=_natural):
-        if field_of(source, name) or name.endswith(NO_WEIGHTS):
+        if field_of(source, name) or no_weight(name):
             continue
         if fused := FUSED_EXPERTS.fullmatch(name):
             whole, kinds = stored(source, name), EXPERT_MATRICES[fused[2]]
@@ -152,31 +189,84 @@ def _natural(name: str) -> list[Any]:
 
 
 def stored(source: Source, name: str) -> Stored:
-    """How `name` is stored. Raises `CheckpointError` for a missing tensor or scales that do not fit it."""
+    """How `name` is stored. Raises `CheckpointError` for a missing tensor, scales that do not fit it, or a format that
+    is not supported."""
     stem = name.removesuffix("weight")
     if f"{stem}weight_packed" in source and stem != name:
         return _compressed(source, name, stem)
     info = _info(source, name)
     if info.dtype in _PLAIN:
         return Stored(source, name, _PLAIN[info.dtype], info.shape, {"": name})
-    suffixes = ("scale_inv", "scale", "scale_2")
-    block, single, second = (n if (n := f"{name}_{suffix}") in source else None for suffix in suffixes)
-    inputs = (f"{stem}input_scale",) if f"{stem}input_scale" in source and stem != name else ()
-    if info.dtype == "F8_E4M3" and block:
-        _check_blocks(source, info.shape, block)
-        return Stored(source, name, "fp8_block", info.shape, {"": name, "scale_inv": block}, inputs)
-    if info.dtype == "F8_E4M3" and single:
-        rows = info.shape[:-1]
-        _expect(source, single, (), (1,), rows, (*rows, 1))
-        format = "fp8" if math.prod(source.tensors[single].shape) == 1 else "fp8_rows"
-        return Stored(source, name, format, info.shape, {"": name, "scale": single}, inputs)
-    if info.dtype == "U8" and single and second:
-        fields = {"": name, "scale": single, "scale_2": second}
-        return _grouped(source, name, fields, inputs)
+    scales = [n for suffix in ("scale_inv", "scale") if (n := f"{name}_{suffix}") in source]
+    input_scale = f"{stem}input_scale" if stem != name else f"{name}_input_scale"
+    inputs = (input_scale,) if input_scale in source else ()
+    second = f"{name}_scale_2"
+    if info.dtype == "F8_E4M3" and len(scales) == 1 and second not in source:
+        format = _role(source, name, scales[0])
+        fields = {"": name, "scale_inv" if format == "fp8_block" else "scale": scales[0]}
+        return Stored(source, name, format, info.shape, fields, inputs)
+    if info.dtype == "U8" and scales == [f"{name}_scale"] and second in source:
+        return _grouped(source, name, {"": name, "scale": scales[0], "scale_2": second}, inputs)
+    if foreign := _foreign_codes(source, name, scales):
+        _unsupported(source, name, foreign)
     raise CheckpointError(
-        f"{source.folder}: tensor {name}: found {info.dtype} with scales {[s for s in (block, single, second) if s]}, "
+        f"{source.folder}: tensor {name}: found {info.dtype} with scales {scales + [second] * (second in source)}, "
         "expected BF16, F16, F32, FP8 with weight_scale_inv or weight_scale, "
         "or NVFP4 with weight_scale and weight_scale_2."
+    )
+
+
+def _role(source: Source, name: str, scale: str) -> str:
+    """The format of FP8 codes with a scale: what its shape fits. One number fits a small weight both as its one scale
+    and as that of its one block: the declaration decides. Without one, a matrix of one number is a block's, and
+    `weight_scale_inv` is of blocks."""
+    shape, info = source.tensors[name].shape, source.tensors[scale]
+    if info.dtype in ("U8", "F8_E8M0") and info.shape == (*shape[:-1], -(-shape[-1] // _MX_GROUP)) != _grid(shape):
+        _unsupported(source, name, f"MXFP8 (a scale for {_MX_GROUP} columns)")
+    declared, inverse = source.declared.formats(name.removesuffix(".weight")), scale.endswith("_inv")
+    shapes: dict[str, list[Shape]] = {"fp8_block": []}
+    if grid := _grid(shape):
+        shapes["fp8_block"] = [grid, (*grid[:-1], 1, grid[-1], 1)]
+    if declared or not inverse:
+        shapes |= {"fp8": [(), (1,)], "fp8_rows": [shape[:-1], (*shape[:-1], 1)]}
+        if math.prod(info.shape) == 1:
+            shapes |= {"fp8": [info.shape], "fp8_rows": []}
+    fitting = [format for format, legal in shapes.items() if info.shape in legal]
+    if not fitting and inverse and len(shape) == 3 and shape[1] % BLOCK:
+        raise CheckpointError(
+            f"{source.folder}: tensor {scale}: scales a weight {list(shape)}, expected rows in multiples of {BLOCK}."
+        )
+    if not any(shapes.values()):
+        raise CheckpointError(f"{source.folder}: tensor {scale}: scales a weight {list(shape)}, expected a matrix.")
+    dtypes = (*_NUMBERS, "U8") if source.declared.exponents else _NUMBERS
+    _expect(source, scale, *(one for legal in shapes.values() for one in legal), dtypes=dtypes)
+    return next((format for format in fitting if format in declared), fitting[0])
+
+
+def _grid(shape: Shape) -> Shape | None:
+    """The shape of a weight's block scales, None for one that can have none: experts that share a block."""
+    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[1] % BLOCK):
+        return None
+    return (*shape[:-2], *FORMATS["fp8_block"]["scale_inv"].size(*shape[-2:]))
+
+
+def _foreign_codes(source: Source, name: str, scales: list[str]) -> str | None:
+    """The name of a format that is not supported, by the dtypes of codes and scale; None for one without a name."""
+    codes = source.tensors[name].dtype
+    scale = source.tensors[scales[0]].dtype if scales else None
+    if codes in ("I8", "F8_E5M2"):
+        return "INT8" if codes == "I8" else "FP8 in e5m2"
+    if codes in ("U8", "F4") and scale in ("U8", "F8_E8M0"):
+        return "MXFP4"
+    if codes == "I32" and scales:
+        return "INT4 (pack-quantized)"
+    return "INT4" if codes == "U8" and scale in _PLAIN and f"{name}_scale_2" not in source else None
+
+
+def _unsupported(source: Source, name: str, what: str) -> NoReturn:
+    raise CheckpointError(
+        f"{source.folder}: tensor {name}: {what} is not supported. "
+        "Supported are BF16, F16, F32, FP8 (128x128 blocks, one scale, one a row) and NVFP4."
     )
 
 
@@ -195,6 +285,9 @@ def _info(source: Source, name: str):
 
 
 def _compressed(source: Source, name: str, stem: str) -> Stored:
+    scales = [n] if (n := f"{stem}weight_scale") in source else []
+    if foreign := _foreign_codes(source, f"{stem}weight_packed", scales):
+        _unsupported(source, name, foreign)
     for suffix in ("weight_scale", "weight_global_scale"):
         _info(source, stem + suffix)
     fields = {
@@ -217,17 +310,6 @@ def _grouped(source: Source, name: str, fields: dict[str, str], inputs: tuple[st
     _expect(source, fields["scale"], (*shape[:-1], shape[-1] // GROUP), dtypes=("F8_E4M3",))
     _expect(source, fields["scale_2"], (), (1,))
     return Stored(source, name, "nvfp4", shape, fields, inputs)
-
-
-def _check_blocks(source: Source, shape: Shape, scale: str) -> None:
-    field = FORMATS["fp8_block"]["scale_inv"]
-    if len(shape) not in (2, 3):
-        raise CheckpointError(f"{source.folder}: tensor {scale}: scales a weight {list(shape)}, expected a matrix.")
-    if len(shape) == 3 and shape[1] % BLOCK:
-        raise CheckpointError(
-            f"{source.folder}: tensor {scale}: scales a weight {list(shape)}, expected rows in multiples of {BLOCK}."
-        )
-    _expect(source, scale, (*shape[:-2], *field.size(*shape[-2:])))
 
 
 def _expect(source: Source, name: str, *shapes: Shape, dtypes: tuple[str, ...] = tuple(_PLAIN)) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from glmspec.build.errors import CheckpointError
 from glmspec.build.network.form import Held
 from glmspec.convert import formats
-from glmspec.convert.files import sha256, write_bytes
+from glmspec.convert.files import sha256, sync, write_bytes
 from glmspec.convert.formats import Block
 from glmspec.convert.plan import Part, Task, Weight, needs_amax
 from glmspec.convert.storage import Stored
@@ -131,7 +131,7 @@ class Journal:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
 
 
 def write_parts(
@@ -205,7 +205,7 @@ class _OpenPart:
 
     def close(self) -> str:
         """Sync, hash and rename; the digest."""
-        os.fsync(self._descriptor)
+        sync(self._descriptor)
         os.close(self._descriptor)
         digest = sha256(self._temporary)
         self._temporary.rename(self._path)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.fields import Fields
 from glmspec.build.errors import ConfigError
-from glmspec.convert.files import producer, write_json
+from glmspec.convert.files import producer
+from glmspec.convert.sealed import open_sealed, write_sealed
 
 COST_TABLE = "cost table"
 
@@ -91,7 +92,7 @@ def save_costs(path: Path, table: CostTable, made_for: MadeFor) -> None:
     }
     record = {"producer": producer(COST_TABLE), "engines_sha256": made_for.engines_sha256, "drafter": made_for.drafter}
     try:
-        write_json(path, record | columns)
+        write_sealed(path, record | columns)
     except OSError as error:
         raise ConfigError(
             f"{path}: the cost table cannot be written ({error.strerror}). Choose another file."
@@ -101,7 +102,7 @@ def save_costs(path: Path, table: CostTable, made_for: MadeFor) -> None:
 def load_costs(path: Path, made_for: MadeFor) -> CostTable:
     """A table that `save_costs` wrote. Raises `ConfigError` for another file, and for one made for other engines or
     another drafter, naming the field, what was found and what was expected."""
-    fields = Fields(read_json(path), str(path))
+    fields = Fields(open_sealed(path, {}, "Delete it, and it will be measured again."), str(path))
     if fields.section("producer").values.get("kind") != COST_TABLE:
         fields.section("producer").fail("kind", repr(COST_TABLE))
     for key, mine in (("engines_sha256", made_for.engines_sha256), ("drafter", made_for.drafter)):

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.directory import EngineDirectory
-from glmspec.build.errors import EngineError, MissingCapability
-from glmspec.build.machine import this_machine
+from glmspec.build.errors import EngineError
 from glmspec.build.models.acceptance import DraftLaw, acceptance_of
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.form import Form
+from glmspec.build.progress import Progress
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.files import sha256
 from glmspec.runtime.accept import BLOCK, STANDARD, Acceptance
@@ -44,8 +45,8 @@ class Engine:
 
     drafter: name of the drafter to use (None takes the directory's default, if it has any). speculate: False
     loads no drafter. verification: how drafts that were drawn are verified, "standard" or "block". adaptive: choose
-    every step how many drafts are verified; None verifies them all. Raises `EngineError` for a directory that does not
-    fit this version or its weights, or has no drafter for `adaptive`.
+    every step how many drafts are verified; None verifies them all. progress: told what is being loaded. Raises
+    `EngineError` for a directory that does not fit this version or its weights, or has no drafter for `adaptive`.
     A small model sets torch to one thread, for the whole process: more of them make it slower.
     """
 
@@ -57,13 +58,18 @@ class Engine:
         *,
         verification: str = STANDARD,
         adaptive: Adaptive | None = None,
+        progress: Progress | None = None,
     ) -> None:
         if verification not in (STANDARD, BLOCK):
             raise EngineError(f"verification: found {verification!r}, expected {STANDARD} or {BLOCK}.")
-        self.directory = _runnable(EngineDirectory.open(folder))
+        self.verification = verification
+        self.directory = EngineDirectory.open(folder)
+        self.directory.check_runs()
         self.limits, self.end_ids = self.directory.limits, self.directory.end_ids
         self.drafter_name = self.directory.choose_drafter(drafter) if speculate else None
         self.tokenizer = Tokenizer(self.directory.tokenizer) if self.directory.tokenizer else None
+        self._doing = (progress or Progress()).doing
+        self._doing("verifier")
         verifier = self.directory.checkpoint(self.directory.verifier)
         if verifier.config.hidden_size <= _SMALL_MODEL:
             torch.set_num_threads(1)
@@ -78,11 +84,12 @@ class Engine:
         self.stats = SpecStats(num_drafts)
 
     def _load_drafter(self) -> Drafter:
+        self._doing(self.drafter_name)
         record = self.directory.model(self.drafter_name)
         checkpoint = self.directory.checkpoint(self.drafter_name)
         if self.drafter_name == self.directory.mtp:  # embedding and head are the verifier's, a rank's of the rank's
             build = record["build_config"]
-            tree = Mtp(checkpoint.config, sampled=build["sampled"])
+            tree = Mtp(checkpoint.config, sampled=build["sampled"], illegal=self.directory.illegal)
             model = _model(checkpoint, record, self.verifier.weights, tree)
             return MtpDrafter(model, self.limits, build["num_drafts"])
         shared = {name: self._shared(source) for name, source in checkpoint.shared.items()}
@@ -94,6 +101,7 @@ class Engine:
                 f"{self.directory.folder}: adaptive verification chooses among drafts, and there is no drafter. "
                 "Leave it out, or use engines with a drafter."
             )
+        self._doing("measuring steps")
         made_for = MadeFor(sha256(self.directory.folder / "config.json"), self.drafter_name)
         machinery = Machinery(self.verifier, self.drafter, self.limits, self.scheduler.pool, self.scheduler.rings)
         return prepare(adaptive, machinery, made_for)
@@ -120,9 +128,10 @@ class Engine:
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises `RequestError` for one that cannot be served."""
         vocab_size, limit = self.verifier.config.vocab_size, self.limits.max_model_len
-        request.check(vocab_size, limit, self.tokenizer is not None)
+        request.check(vocab_size, limit, self.tokenizer is not None, self.directory.illegal)
         most = min(request.max_tokens, limit - len(request.prompt_ids))
         ending = Ending(request, self.end_ids, self.tokenizer.stream() if self.tokenizer else None, most)
+        request.sampling.check_choice(vocab_size - len(self.directory.illegal), ending.tokens)
         adjustments = None
         if request.sampling.adjusts:
             adjustments = Adjustments(request.sampling, request.prompt_ids, ending.tokens)
@@ -166,18 +175,6 @@ class Engine:
         return answer, stats
 
 
-def _runnable(directory: EngineDirectory) -> EngineDirectory:
-    """Raise `EngineError` for engines of another machine, `MissingCapability` for those this version cannot run."""
-    directory.check_machine(this_machine(directory.record["tensorrt"]["package"]))
-    target = directory.record["target"]
-    if target != "cpu":
-        raise MissingCapability(
-            f"{directory.folder}: built for {target}, and this version runs engines for the target cpu only. "
-            "Build with --target cpu to generate or serve on this machine."
-        )
-    return directory
-
-
 def _model(
     checkpoint: Checkpoint,
     record: dict[str, Any],
@@ -188,12 +185,13 @@ def _model(
     build, config, ranks = record["build_config"], checkpoint.config, range(checkpoint.mapping.tp)
     if isinstance(config, DrafterConfig):
         config = config.chosen(build["drafter_window"], build["num_speculative_tokens"], build["markov_top_k"])
-    taps, hidden, sampled = tuple(build["taps"]), build["hidden"], build["sampled"]
+    taps, chosen = tuple(build["taps"]), {name: build[name] for name in ("hidden", "sampled")}
+    illegal = IllegalIds.from_json(build["illegal_ids"])
     return Model(
         config,
         EngineLimits(**build["limits"]),
         checkpoint.form(build["compute"]),
         [checkpoint.tensors(rank) | (shared[rank] if shared else {}) for rank in ranks],
-        tree=tree or model_of(config, taps, hidden=hidden, sampled=sampled),
+        tree=tree or model_of(config, taps, **chosen, illegal=illegal),
         network_sha256=record["networks"][CONTEXT]["sha256"],
     )

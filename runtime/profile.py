@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glmspec.build.configs.limits import EngineLimits
+from glmspec.convert.files import check_output
 from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.model import Model
@@ -71,6 +72,8 @@ def costs_of(given: CostTable | Path | None, machinery: Machinery, made_for: Mad
         return given
     if given is not None and given.exists():
         return load_costs(given, made_for)
+    if given is not None:
+        check_output(given)  # before anything is measured
     table = measure_costs(machinery)
     if given is not None:
         save_costs(given, table, made_for)

@@ -8,18 +8,16 @@ say nothing about a GPU.
 
 from __future__ import annotations
 
-import json
-import platform
 import statistics
 import tempfile
 import time
-from datetime import date
-from importlib.metadata import version
+from collections import Counter
 from pathlib import Path
 
 import click
+import numpy as np
 import torch
-from rich.console import Console
+from measured import ASSETS, console, interval, length, made_by, origin, prompts, spread, write
 from rich.progress import track
 
 from glmspec.build.configs.limits import EngineLimits
@@ -32,14 +30,10 @@ from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
 from glmspec.runtime.request import Request
-from glmspec.runtime.stats import SpecStats
 
-ROOT = Path(__file__).resolve().parent.parent
-ASSETS, OUT = ROOT / "assets", ROOT / "docs" / "benchmarks"
-CONTEXT, NEW_TOKENS, ROUNDS, STEPS = 200, 96, 7, 60
-DRAFTERS = ("dspark", "dflash2")
-
-console = Console(highlight=False)
+CONTEXT, NEW_TOKENS, ROUNDS, STEPS = 200, 96, 5, 60
+LENGTHS, RATIOS = "length's interval", "ratio's interval"
+DRAFTERS, PACKAGES = ("dspark", "dflash2"), ("glmspec", "torch", "transformers", "tensorrt-rtx", "numpy")
 
 
 @click.command()
@@ -51,29 +45,11 @@ def main(rounds: int) -> None:
         drafters = [ASSETS / f"tiny-{name}" for name in DRAFTERS]
         build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], Options(), engines, Progress())
         loaded = {"plain": Engine(engines, speculate=False)} | {name: Engine(engines, name) for name in DRAFTERS}
-        result = {
-            "date": date.today().isoformat(),
-            "machine": machine(),
-            "versions": {name: version(name) for name in ("glmspec", "torch", "transformers", "tensorrt-rtx", "numpy")},
-            "config": {"context": CONTEXT, "new_tokens": NEW_TOKENS, "rounds": rounds, "threads": 1},
+        result = made_by(PACKAGES, context=CONTEXT, new_tokens=NEW_TOKENS, rounds=rounds, threads=1) | {
             "decode": measure_decode(loaded["plain"], rounds),
             "speculation": measure_speculation(loaded, rounds),
         }
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "cpu.json").write_text(json.dumps(result, indent=2) + "\n")
-    (OUT / "cpu.md").write_text(report(result))
-    console.print((OUT / "cpu.md").read_text(), markup=False)
-
-
-def machine() -> dict[str, object]:
-    """What this ran on."""
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": len(names),
-        "python": platform.python_version(),
-    }
+    write("cpu", result, report)
 
 
 def measure_decode(engine: Engine, rounds: int) -> dict[str, float]:
@@ -131,56 +107,61 @@ def verifier_step(model: Model, limits: EngineLimits, ids: list[int], rows: int)
     return statistics.median(samples) * 1000
 
 
-def prompts() -> list[str]:
-    """The held-out prompts."""
-    return [json.loads(line)["prompt"] for line in (ASSETS / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-def measure_speculation(engines: dict[str, Engine], rounds: int) -> dict[str, dict[str, float]]:
-    """Tokens a second over held-out prompts, one at a time, and acceptance."""
-    encode = engines["plain"].tokenizer.encode
-    requests = [Request(prompt_ids=tuple(encode(text)), max_tokens=NEW_TOKENS) for text in prompts()[::4]]
-    speeds: dict[str, list[float]] = {name: [] for name in engines}
-    pooled: dict[str, SpecStats] = {}
-    for _ in track(range(rounds), "Speculation", console=console):
-        for name, engine in engines.items():
-            pooled[name] = SpecStats(engine.stats.num_spec_tokens)
-            start, tokens = time.perf_counter(), 0
-            for request in requests:
+def measure_speculation(engines: dict[str, Engine], rounds: int) -> dict[str, object]:
+    """Tokens a second over all held-out prompts, one at a time, and acceptance, by kind of text too. Every prompt is
+    answered by every engine in turn, so that a machine's drift is in all of them."""
+    encode, asked = engines["plain"].tokenizer.encode, prompts()
+    requests = [Request(prompt_ids=tuple(encode(one.text)), max_tokens=NEW_TOKENS) for one in asked]
+    seconds = {name: np.zeros((rounds, len(asked))) for name in engines}
+    counts_PC = {name: np.zeros((len(asked), 2)) for name in DRAFTERS}  # accepted drafts and steps
+    tokens_P = np.zeros(len(asked))
+    for at, request in enumerate(track(requests, "Speculation", console=console)):
+        for turn in range(rounds):
+            for name, engine in engines.items():
+                start = time.perf_counter()
                 answer, stats = engine.answer(request)
-                tokens += len(answer.tokens)
-                pooled[name].add(stats)
-            speeds[name].append(tokens / (time.perf_counter() - start))
-    result = {"plain": {"tokens/s": statistics.median(speeds["plain"])}}
+                seconds[name][turn, at] = time.perf_counter() - start
+                if name == "plain":
+                    tokens_P[at] = len(answer.tokens)
+                else:
+                    counts_PC[name][at] = stats.num_accepted, stats.num_steps
+    kinds = np.array([one.kind for one in asked])
+    taken_P = {name: np.median(times, 0) for name, times in seconds.items()}
+    rates = {name: tokens_P.sum() / taken.sum() for name, taken in taken_P.items()}
+    made: dict[str, object] = {"prompts": dict(Counter(kinds.tolist())), "plain": {"tokens/s": rates["plain"]}}
     for name in DRAFTERS:
-        ratios = [fast / slow for fast, slow in zip(speeds[name], speeds["plain"], strict=True)]
-        result[name] = {
-            "tokens/s": statistics.median(speeds[name]),
-            "ratio to plain": statistics.median(ratios),
-            "acceptance length": pooled[name].mean_acceptance_length,
-            "acceptance rate": pooled[name].draft_acceptance_rate,
+        mine = counts_PC[name]
+        drafts = engines[name].stats.num_spec_tokens
+        made[name] = {
+            "tokens/s": rates[name],
+            "ratio to plain": rates[name] / rates["plain"],
+            RATIOS: interval(np.divide, taken_P["plain"], taken_P[name]),
+            "acceptance length": float(length(mine.sum(0))),
+            LENGTHS: interval(length, mine),
+            "length by kind": {kind: float(length(mine[kinds == kind].sum(0))) for kind in made["prompts"]},
+            "acceptance rate": (float(length(mine.sum(0))) - 1) / drafts,
         }
-    return result
+    return made
 
 
 def report(result: dict) -> str:
     """The page people read."""
-    machine, decode, speculation = result["machine"], result["decode"], result["speculation"]
-    config = result["config"]
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-    rows = "\n".join(
-        f"| {name} | {one['acceptance length']:.2f} | {one['acceptance rate']:.1%} | {one['tokens/s']:.0f} "
-        f"| {one['ratio to plain']:.2f} |"
-        for name, one in speculation.items()
-        if name != "plain"
-    )
-    plain = speculation["plain"]["tokens/s"]
+    decode, speculation, config = result["decode"], result["speculation"], result["config"]
+    kinds = list(speculation["prompts"])
+    rows = []
+    for name in DRAFTERS:
+        one = speculation[name]
+        by_kind = " | ".join(f"{one['length by kind'][kind]:.2f}" for kind in kinds)
+        rows.append(
+            f"| {name} | {one['acceptance length']:.2f} ({spread(one[LENGTHS])}) | {by_kind} "
+            f"| {one['tokens/s']:.0f} | {one['ratio to plain']:.2f} ({spread(one[RATIOS])}) |"
+        )
+    table, shares = "\n".join(rows), ", ".join(f"{n} of {kind}" for kind, n in speculation["prompts"].items())
     return f"""# CPU benchmark: reference executor and speculation, tiny models
 
-Written by `scripts/benchmark.py` on {result["date"]}: {machine["cpu"]}, {machine["cores"]} cores, 1 thread,
-Python {machine["python"]}; {versions}.
-Medians of {config["rounds"]} interleaved rounds in one run. Shared machines drift: compare the ratios. Nothing here
-was measured on a GPU.
+{origin("benchmark.py", result)}
+One thread. Medians of {config["rounds"]} interleaved rounds in one run. Shared machines drift: compare the ratios.
+Nothing here was measured on a GPU.
 
 One step at {config["context"]} tokens of context (the tiny verifier, float32):
 
@@ -196,12 +177,13 @@ A step stands for {decode["layers"]} TensorRT layers, run as {decode["statements
 {decode["us a layer, 1 row"]:.1f} us a layer with 1 row, {decode["us a layer, 9 rows"]:.1f} us with 9,
 {decode["us a layer, 1 row, every layer"]:.1f} us with 1 row and every layer.
 
-Greedy decoding of held-out prompts, one at a time, up to {config["new_tokens"]} new tokens, the same text in every
-case (plain: {plain:.0f} tokens/s):
+Greedy decoding of all {sum(speculation["prompts"].values())} held-out prompts ({shares}), one at a time, up to
+{config["new_tokens"]} new tokens, the same text in every case (plain: {speculation["plain"]["tokens/s"]:.0f} tokens/s).
+Tokens a speculative step are pooled over the prompts; in brackets the middle 95 % over drawn sets of prompts:
 
-| drafter | acceptance length | acceptance rate | tokens/s | ratio to plain |
-|---|---|---|---|---|
-{rows}
+| drafter | tokens a step | {" | ".join(kinds)} | tokens/s | ratio to plain |
+|---|---|{"---|" * len(kinds)}---|---|
+{table}
 """
 
 

@@ -12,17 +12,15 @@ law of margins, which goes on learning.
 from __future__ import annotations
 
 import copy
-import json
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 
 import click
 import numpy as np
-from benchmark import ASSETS, OUT, console, machine, prompts
-from rich.progress import Progress as Bar
+from measured import ASSETS, console, interval, made_by, origin, prompts, write
 from tiny.corpus import held_out_prompts
 
 from glmspec.build.configs.target import TARGETS
@@ -53,12 +51,14 @@ def bound_by_rows(ms_a_row: float) -> CostTable:
 
 
 COSTS = {f"{ms:g} ms a row": bound_by_rows(ms) for ms in ROW_MS}
+QUOTED = f"{ROW_MS[1]:g} ms a row"
 FIXED, CPU = "fixed blocks", "this CPU's"
 
 
 @dataclass
 class Tally:
-    """What a run did, decoding alone. sequence_steps: steps, counted once for every sequence in them."""
+    """What a run did, decoding alone. sequence_steps: steps, counted once for every sequence in them. by_request:
+    tokens and steps of every request."""
 
     steps: int = 0
     sequence_steps: int = 0
@@ -66,6 +66,7 @@ class Tally:
     drafts: int = 0
     accepted: int = 0
     sizes: tuple[tuple[int, int], ...] = ()  # sequences and rows of every step
+    by_request: tuple[tuple[int, int], ...] = ()
 
     def ms(self, costs: CostTable) -> float:
         """What it would have taken."""
@@ -79,7 +80,7 @@ class Tally:
             "tokens a step": self.tokens / self.sequence_steps,
             "acceptance rate": self.accepted / self.drafts,
             "modelled tokens/s": {name: 1000 * self.tokens / self.ms(table) for name, table in costs.items()},
-            "counts": {key: value for key, value in asdict(self).items() if key != "sizes"},
+            "counts": {key: value for key, value in asdict(self).items() if key not in ("sizes", "by_request")},
         }
 
 
@@ -110,6 +111,7 @@ def run(engine: Engine, requests: list[Request], watched: Watched) -> tuple[Tall
     engine.loop.adaptive = watched
     tally, begun, sizes = Tally(), set(), []
     answers = {engine.add(request): [] for request in requests}
+    counts = {sequence: np.zeros(2, dtype=int) for sequence in answers}
     while engine.busy:
         watched.counts = []
         gained = [(sequence, delta) for sequence, delta in engine.step() if delta.tokens]
@@ -119,6 +121,8 @@ def run(engine: Engine, requests: list[Request], watched: Watched) -> tuple[Tall
         begun.update(sequence for sequence, _ in gained)
         if not decoding:
             continue
+        for sequence, delta in decoding:
+            counts[sequence] += len(delta.tokens), 1
         tally.steps += 1
         tally.sequence_steps += len(decoding)
         tally.drafts += sum(watched.counts)
@@ -126,6 +130,7 @@ def run(engine: Engine, requests: list[Request], watched: Watched) -> tuple[Tall
         tally.accepted += sum(delta.accepted for _, delta in decoding)
         sizes.append((len(decoding), len(decoding) + sum(watched.counts)))
     tally.sizes = tuple(sizes)
+    tally.by_request = tuple(map(tuple, counts.values()))
     return tally, list(answers.values())
 
 
@@ -143,7 +148,7 @@ def requests_of(engine: Engine, prompts: list[str], temperature: float, first_se
 
 def prompts_of() -> tuple[list[str], list[str]]:
     """Prompts to measure with, and others to learn of beforehand."""
-    measured = prompts()
+    measured = [one.text for one in prompts()]
     others = [one.prompt for one in held_out_prompts(2 * WARM_UP, seed=8)]
     return measured, [one for one in others if one not in measured][:WARM_UP]
 
@@ -169,8 +174,9 @@ def learned(engine: Engine, prompts: list[str], temperatures: tuple[float, ...])
     return estimates
 
 
-def measure(engine: Engine, way: str, prompts: list[str], others: list[str], advance) -> dict[str, object]:
+def measure(folder: Path, way: str, drafter: str, prompts: list[str], others: list[str]) -> dict[str, object]:
     """Every temperature, and every table of costs."""
+    engine = Engine(folder, drafter)
     estimates = learned(engine, others, WAYS[way])
     machinery = Machinery(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool, engine.scheduler.rings)
     costs = COSTS | {CPU: measure_costs(machinery)}
@@ -181,12 +187,16 @@ def measure(engine: Engine, way: str, prompts: list[str], others: list[str], adv
         chosen = {name: AdaptiveVerification(copy.deepcopy(estimates), table) for name, table in costs.items()}
         for name, adaptive in ({FIXED: None} | chosen).items():
             tally, answers = run(engine, requests, Watched(adaptive))
+            counts_PC = np.array(tally.by_request).reshape(len(rounds), len(prompts), 2).sum(0)
             if name == FIXED:
-                expected = answers
+                expected, fixed_PC = answers, counts_PC
             if way == "greedy" and answers != expected:
                 raise AssertionError(f"{engine.drafter_name}, {name}: another text than with fixed blocks")
-            runs.append({"temperature": temperature, "verified": name} | tally.summary(costs))
-            advance()
+            told = {"temperature": temperature, "verified": name} | tally.summary(costs)
+            if name != FIXED:
+                told["interval"] = interval(_change, counts_PC, fixed_PC)
+            runs.append(told)
+            console.print(f"{drafter}, {way}, temperature {temperature:g}: {name}")
     learned_of = {
         "temperatures": getattr(estimates, "temperatures", None),
         "margins": estimates.weights_J2.tolist() if isinstance(estimates, Margins) else None,
@@ -194,38 +204,39 @@ def measure(engine: Engine, way: str, prompts: list[str], others: list[str], adv
     return {"learned": learned_of, "measured costs": asdict(costs[CPU]), "runs": runs}
 
 
+def _change(mine_DC: np.ndarray, fixed_DC: np.ndarray) -> np.ndarray:
+    """Of tokens a step, beside fixed blocks."""
+    return (mine_DC[:, 0] / mine_DC[:, 1]) / (fixed_DC[:, 0] / fixed_DC[:, 1]) - 1
+
+
 @click.command()
-def main() -> None:
+@click.option("--workers", default=1, show_default=True, help="Processes; with more, this CPU's step times are rough.")
+def main(workers: int) -> None:
     """Measure and write the report."""
     prompts, others = prompts_of()
-    result = {
-        "date": date.today().isoformat(),
-        "machine": machine(),
-        "versions": {name: version(name) for name in ("glmspec", "torch", "tensorrt-rtx", "numpy")},
-        "config": {
-            "sequences at once": SEQUENCES,
-            "new tokens": NEW_TOKENS,
-            "prompts": len(prompts),
-            "other prompts": len(others),
-            "costs": {name: asdict(table) for name, table in COSTS.items()},
-        },
-        "drafters": {},
+    config = {
+        "sequences at once": SEQUENCES,
+        "new tokens": NEW_TOKENS,
+        "prompts": len(prompts),
+        "other prompts": len(others),
+        "costs": {name: asdict(table) for name, table in COSTS.items()},
     }
-    with tempfile.TemporaryDirectory() as scratch, Bar(console=console) as bar:
-        tables = sum(len(temperatures) * len(DRAFTERS[way]) for way, temperatures in WAYS.items())
-        task = bar.add_task("Runs", total=tables * (2 + len(COSTS)))
+    result = made_by(("glmspec", "torch", "tensorrt-rtx", "numpy"), **config) | {"drafters": {}}
+    with tempfile.TemporaryDirectory() as scratch:
         for way in WAYS:
             engines = Path(scratch) / way
             options = Options(max_num_seqs=SEQUENCES, mtp=True, draft_sampling=way)
             drafters = [ASSETS / "tiny-dspark", ASSETS / "tiny-dflash2"]
             build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], options, engines, Progress(), check=False)
-            for name in DRAFTERS[way]:
-                measured = measure(Engine(engines, name), way, prompts, others, lambda: bar.advance(task))
-                result["drafters"].setdefault(name, {})[way] = measured
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "adaptive.json").write_text(json.dumps(result, indent=2) + "\n")
-    (OUT / "adaptive.md").write_text(report(result))
-    console.print((OUT / "adaptive.md").read_text(), markup=False)
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            futures = {
+                (name, way): pool.submit(measure, Path(scratch) / way, way, name, prompts, others)
+                for way in WAYS
+                for name in DRAFTERS[way]
+            }
+            for (name, way), future in futures.items():
+                result["drafters"].setdefault(name, {})[way] = future.result()
+    write("adaptive", result, report)
 
 
 def changes(one: dict, fixed: dict) -> tuple[float, float]:
@@ -240,7 +251,9 @@ def lines_of(runs: list[dict]) -> str:
         name, told = one["verified"], ("", "", "")
         if one is not fixed:
             speed = one["modelled tokens/s"][name] / fixed["modelled tokens/s"][name]
-            told = (*(f"{change:+.1%}" for change in changes(one, fixed)), f"{speed:.2f}")
+            edges = " to ".join(f"{edge:+.1%}" for edge in one["interval"])
+            drafts, tokens = (f"{change:+.1%}" for change in changes(one, fixed))
+            told = (drafts, f"{tokens} ({edges})", f"{speed:.2f}")
         lines.append(
             f"| {name} | {one['drafts a token']:.2f} | {told[0]} | {one['rows a token']:.2f} "
             f"| {one['tokens a step']:.2f} | {told[1]} | {one['acceptance rate']:.1%} | {told[2]} |"
@@ -269,14 +282,27 @@ def tables_of(result: dict) -> list[tuple[str, list[dict]]]:
     return found
 
 
+def sentence(result: dict) -> str:
+    """What `docs/speculation.md` says of it."""
+    told = []
+    for name in result["drafters"]:
+        runs = [runs for title, runs in tables_of(result) if title.split(",")[0] == name]
+        pairs = [changes(one, of[0]) for of in runs for one in of if one["verified"] == QUOTED]
+        drafts, tokens = ([-100 * pair[at] for pair in pairs] for at in (0, 1))
+        told.append(
+            f"{name} verifies {min(drafts):.0f} to {max(drafts):.0f} % fewer drafts for every token at "
+            f"{min(tokens):.1f} to {max(tokens):.1f} % fewer tokens a step"
+        )
+    return "; ".join(told)
+
+
 HEAD = """| costs | drafts a token | change | rows a token | tokens a step | change | acceptance rate | speed |
 |---|---|---|---|---|---|---|---|"""
 
 
 def report(result: dict) -> str:
     """The page people read."""
-    config, host = result["config"], result["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    config = result["config"]
     shown, met, always = [], [], {}
     for title, runs in tables_of(result):
         fixed = runs[0]
@@ -290,8 +316,7 @@ def report(result: dict) -> str:
     found = "; ".join(f"{name} {', '.join(sorted(lines)) or 'nowhere'}" for name, lines in always.items())
     return f"""# Adaptive verification, tiny models
 
-Written by `scripts/benchmark_adaptive.py` on {result["date"]}: {host["cpu"]}, {host["cores"]} cores,
-Python {host["python"]}; {versions}.
+{origin("benchmark_adaptive.py", result)}
 
 The {config["prompts"]} prompts of `assets/prompts.jsonl`, {config["sequences at once"]} at once, up to
 {config["new tokens"]} new tokens each, blocks of 8 drafts (mtp: 3). The calibration of the confidence head (dspark) and
@@ -301,11 +326,11 @@ every sequence in it. Foreknowledge would verify what stands and nothing else: n
 
 Drafts, rows, steps and tokens are those of real runs. Drafts are the drafter's best, and the text is the same in all
 lines of a table; or, where it says so, drawn and verified in the standard way, over {ROUNDS["probabilistic"]} seeds a
-prompt: texts differ then, and tokens a step by a percent or two by chance alone. Times are not real: a GPU that is
-bound by rows is modelled. A verifier run takes 2 ms up to {FEW_ROWS} rows (anchors alone) and then so much more for
-every row as the line says, a drafter run 0.5 ms and 0.02 ms a block. Speed is modelled tokens a second, in units of
-those of fixed blocks under the same costs. The last line is chosen, and reckoned, by the table that was measured on
-this CPU when the engine was loaded.
+prompt: texts differ then. In brackets is the middle 95 % of the change over drawn sets of prompts. Times are not real:
+a GPU that is bound by rows is modelled. A verifier run takes 2 ms up to {FEW_ROWS} rows (anchors alone) and then so
+much more for every row as the line says, a drafter run 0.5 ms and 0.02 ms a block. Speed is modelled tokens a second,
+in units of those of fixed blocks under the same costs. The last line is chosen, and reckoned, by the table that was
+measured on this CPU when the engine was loaded.
 
 Required of a setting that is bound by its budget: at least {FEWER_DRAFTS:.0%} fewer drafts a token at no more than
 {FEWER_TOKENS:.0%} fewer tokens a step. What meets it in every table of a drafter: {found}. At 0.025 ms a row

@@ -17,14 +17,11 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import click
 import torch
-from benchmark import machine
-from rich.console import Console
+from measured import ROOT, console, made_by, origin, write
 from rich.progress import track
 from safetensors.torch import save_file
 
@@ -35,11 +32,10 @@ from glmspec.convert.imagined import Imagined
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.writer import Run
 
-ROOT = Path(__file__).resolve().parent.parent
-CONFIG, OUT = ROOT / "tests" / "data" / "glm-5.3-config.json", ROOT / "docs" / "benchmarks"
+CONFIG = ROOT / "tests" / "data" / "glm-5.3-config.json"
+PACKAGES = ("glmspec", "torch", "numba", "nvidia-modelopt", "numpy")
 EXPERTS, SHARD_BYTES = 96, 1 << 29
 WORKERS = os.cpu_count() or 1
-console = Console(highlight=False)
 
 
 @click.command()
@@ -53,18 +49,12 @@ def main(rounds: int, scratch: Path | None, convert_once: tuple[Path, Path] | No
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         source = Path(folder) / "hf"
         size = synthesize(source)
-        result = {
-            "date": date.today().isoformat(),
-            "machine": machine(),
-            "versions": {n: version(n) for n in ("glmspec", "torch", "numba", "nvidia-modelopt", "numpy")},
-            "config": {"input GB": size / 1e9, "experts": EXPERTS, "workers": WORKERS, "rounds": rounds},
+        config = {"input GB": size / 1e9, "experts": EXPERTS, "workers": WORKERS, "rounds": rounds}
+        result = made_by(PACKAGES, **config) | {
             "arithmetic": measure_arithmetic(rounds),
             "whole": measure_whole(source, Path(folder), size, rounds),
         }
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "convert.json").write_text(json.dumps(result, indent=2) + "\n")
-    (OUT / "convert.md").write_text(report(result))
-    console.print((OUT / "convert.md").read_text(), markup=False)
+    write("convert", result, report)
 
 
 def synthesize(folder: Path) -> int:
@@ -200,13 +190,11 @@ def convert_in_this_process(source: Path, out: Path) -> None:
 
 def report(result: dict) -> str:
     """The page people read."""
-    machine_, config, whole = result["machine"], result["config"], result["whole"]
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    config, whole = result["config"], result["whole"]
     rows = "\n".join(f"| {name} | {speed:.2f} |" for name, speed in result["arithmetic"].items())
     return f"""# Converter benchmark: FP8 to NVFP4, GLM-5.3's tensor shapes
 
-Written by `scripts/benchmark_convert.py` on {result["date"]}: {machine_["cpu"]}, {machine_["cores"]} cores,
-Python {machine_["python"]}; {versions}.
+{origin("benchmark_convert.py", result)}
 A synthetic checkpoint of {config["input GB"]:.2f} GB: the real widths, {config["experts"]} experts, FP8 with 128x128
 blocks. Medians of {config["rounds"]} rounds in one run. Shared machines drift: compare the ratios. CPU only.
 

@@ -7,21 +7,17 @@ Acceptance is a property of models and laws, not of a machine. Memory is the pro
 from __future__ import annotations
 
 import gc
-import json
+import os
 import resource
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from datetime import date
-from importlib.metadata import version
 from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 
 import click
-from benchmark import ASSETS, OUT, machine, prompts
-from rich.console import Console
-from rich.progress import track
+import numpy as np
+from measured import ASSETS, console, interval, length, made_by, origin, prompts, spread, write
 
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
@@ -32,8 +28,10 @@ from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
 
 DRAFTERS, TEMPERATURES = ("dspark", "dflash2", "mtp"), (0.0, 0.7, 1.0, 1.5)
-WAYS = ("greedy drafts", "drawn, standard", "drawn, block")
-NEW_TOKENS, SEEDS = 96, 1
+GREEDY, STANDARD, BLOCK = WAYS = ("greedy drafts", "drawn, standard", "drawn, block")
+GAIN = "block less standard"
+TOP_K = (None, 8, 1)  # best logits of a row that a Markov head's drafts are among
+NEW_TOKENS, SEEDS = 96, 4
 MIXED = (
     Sampling(temperature=1.0, top_p=0.95),
     Sampling(temperature=0.8, repetition_penalty=1.1, logprobs=2),
@@ -41,82 +39,96 @@ MIXED = (
     Sampling(),
 )
 
-console = Console(highlight=False)
-
 
 @click.command()
 @click.option("--steps", default=20_000, show_default=True, help="Sampled steps over which memory is watched.")
-def main(steps: int) -> None:
+@click.option("--seeds", default=SEEDS, show_default=True, help="Of every prompt, where it is sampled.")
+@click.option("--workers", default=os.cpu_count(), show_default=True, help="Processes: nothing here is timed.")
+def main(steps: int, seeds: int, workers: int) -> None:
     """Measure and write the report."""
     with tempfile.TemporaryDirectory() as scratch:
-        folders = {way: build(Path(scratch), way) for way in ("greedy", "probabilistic")}
-        result = {
-            "date": date.today().isoformat(),
-            "machine": machine(),
-            "versions": {name: version(name) for name in ("glmspec", "torch", "numpy")},
-            "config": {"new_tokens": NEW_TOKENS, "seeds": SEEDS, "prompts": len(prompts()), "steps": steps},
-            "acceptance": measure_acceptance(folders),
-            "memory": alone(measure_memory, folders["probabilistic"], steps),
-        }
-    (OUT / "sampling.json").write_text(json.dumps(result, indent=2) + "\n")
-    (OUT / "sampling.md").write_text(report(result))
-    console.print((OUT / "sampling.md").read_text(), markup=False)
+        home = Path(scratch)
+        folders = {way: build(home / way, draft_sampling=way) for way in ("greedy", "probabilistic")}
+        narrowed = {top_k: build(home / f"among-{top_k}", markov_top_k=top_k) for top_k in TOP_K}
+        context = get_context("spawn")  # so that no memory which was freed before hides what one takes
+        with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+            memory = pool.submit(measure_memory, folders["probabilistic"], steps)
+            found = [pool.submit(measure_acceptance, name, folders, seeds) for name in DRAFTERS]
+            among = [pool.submit(measure_top_k, top_k, folder) for top_k, folder in narrowed.items()]
+            measured = {
+                "acceptance": [one for future in found for one in future.result()],
+                "markov top k": [future.result() for future in among],
+                "memory": memory.result(),
+            }
+    config = {"new_tokens": NEW_TOKENS, "seeds": seeds, "prompts": len(prompts()), "steps": steps}
+    write("sampling", made_by(("glmspec", "torch", "numpy"), **config) | measured, report)
 
 
-def build(home: Path, way: str) -> Path:
-    """An engine directory of the tiny models that drafts this way."""
-    options = Options(mtp=True, draft_sampling=way, max_num_seqs=16)
+def build(out: Path, **options: object) -> Path:
+    """An engine directory of the tiny models with these options."""
     drafters = [ASSETS / f"tiny-{name}" for name in DRAFTERS if name != "mtp"]
-    build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], options, home / way, Progress())
-    return home / way
+    chosen = Options(mtp=True, max_num_seqs=16, **options)
+    build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], chosen, out, Progress(), check=False)
+    return out
 
 
-def requests_of(engine: Engine, temperature: float) -> list[Request]:
-    """Every prompt, with a few seeds where it is sampled."""
-    ids = [tuple(engine.tokenizer.encode(text)) for text in prompts()]
-    return [
+def counts_of(engine: Engine, temperature: float, seeds: int) -> np.ndarray:
+    """Accepted drafts and steps [prompts, 2], over all seeds of a prompt."""
+    ids = [tuple(engine.tokenizer.encode(one.text)) for one in prompts()]
+    requests = [
         Request(prompt_ids=one, max_tokens=NEW_TOKENS, sampling=Sampling(temperature=temperature, seed=seed))
-        for seed in range(SEEDS if temperature else 1)
+        for seed in range(seeds)
         for one in ids
     ]
+    jobs = answer_all(engine, requests)
+    return np.array([(job.stats.num_accepted, job.stats.num_steps) for job in jobs]).reshape(seeds, -1, 2).sum(0)
 
 
-def measure_acceptance(folders: dict[str, Path]) -> list[dict]:
-    """Tokens a speculative step, pooled over all answers."""
-    cases = [(name, way, heat) for name in DRAFTERS for way in WAYS for heat in TEMPERATURES]
+def of_counts(counts_PC: np.ndarray) -> dict[str, object]:
+    """Tokens a step, pooled, and their interval."""
+    return {"length": float(length(counts_PC.sum(0))), "interval": interval(length, counts_PC)}
+
+
+def measure_acceptance(name: str, folders: dict[str, Path], seeds: int) -> list[dict]:
+    """Tokens a speculative step of a drafter by way and temperature, and what block verification adds to the standard
+    one, prompt by prompt."""
+    engines = {
+        GREEDY: Engine(folders["greedy"], name),
+        STANDARD: Engine(folders["probabilistic"], name),
+        BLOCK: Engine(folders["probabilistic"], name, verification="block"),
+    }
     made = []
-    for name, way, heat in track(cases, "Acceptance", console=console):
-        if heat == 0 and way != WAYS[0]:
-            continue  # greedy requests have greedy drafts
-        folder = folders["greedy" if way == WAYS[0] else "probabilistic"]
-        engine = Engine(folder, name, verification="block" if way == WAYS[2] else "standard")
-        answer_all(engine, requests_of(engine, heat))
-        stats = engine.stats
-        made.append(
-            {
-                "drafter": name, "drafting": way, "temperature": heat, "length": stats.mean_acceptance_length,
-                "rate": stats.draft_acceptance_rate, "positions": stats.position_rates, "steps": stats.num_steps,
+    for heat in TEMPERATURES:  # greedy requests have greedy drafts
+        counts = {way: counts_of(engines[way], heat, seeds if heat else 1) for way in (WAYS if heat else [GREEDY])}
+        console.print(f"{name}: temperature {heat:g}")
+        made += [
+            {"drafter": name, "drafting": way, "temperature": heat} | of_counts(one) for way, one in counts.items()
+        ]
+        if heat:
+            pair = counts[BLOCK], counts[STANDARD]
+            gain = {
+                "length": float(length(pair[0].sum(0)) - length(pair[1].sum(0))),
+                "interval": interval(lambda block, standard: length(block) - length(standard), *pair),
             }
-        )  # fmt: skip
+            made.append({"drafter": name, "drafting": GAIN, "temperature": heat} | gain)
     return made
 
 
-def alone(measure: Callable[..., list], *arguments: object) -> list:
-    """What a function finds in a process of its own: no memory that was freed before hides what it takes."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(measure, *arguments).result()
+def measure_top_k(top_k: int | None, folder: Path) -> dict[str, object]:
+    """Tokens a speculative step of DSpark's greedy drafts among so many best logits of their row."""
+    return {"top k": top_k} | of_counts(counts_of(Engine(folder, "dspark"), 0.0, 1))
 
 
 def measure_memory(folder: Path, steps: int) -> list[dict[str, float]]:
     """Megabytes resident, every tenth of the steps, while requests of every kind come and go."""
     engine = Engine(folder, "dspark")
-    ids = [tuple(engine.tokenizer.encode(text)) for text in prompts()]
+    ids = [tuple(engine.tokenizer.encode(one.text)) for one in prompts()]
     source = (
         Request(prompt_ids=one, max_tokens=NEW_TOKENS, sampling=setting)
         for one, setting in zip(cycle(ids), cycle(MIXED), strict=False)
     )
     made = []
-    for step in track(range(1, steps + 1), "Memory", console=console):
+    for step in range(1, steps + 1):
         while len(engine.scheduler.running) + len(engine.scheduler.waiting) < 5:
             engine.add(next(source))
         engine.step()
@@ -127,33 +139,56 @@ def measure_memory(folder: Path, steps: int) -> list[dict[str, float]]:
     return made
 
 
+def told(one: dict) -> str:
+    """A number and its interval."""
+    return f"{one['length']:.2f} ({spread(one['interval'])})"
+
+
+def top_k_sentence(result: dict) -> str:
+    """What `docs/speculation.md` says of `--markov-top-k`."""
+    found = {one["top k"]: told(one) for one in result["markov top k"]}
+    return (
+        f"with the shipped DSpark drafter {found[8]} tokens a step for K = 8, {found[1]} for K = 1, {found[None]} "
+        f"without ({result['config']['prompts']} prompts, temperature 0)"
+    )
+
+
 def report(result: dict) -> str:
     """The page people read."""
-    machine, config = result["machine"], result["config"]
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-    found = {(one["drafter"], one["drafting"], one["temperature"]): one["length"] for one in result["acceptance"]}
+    config = result["config"]
+    found = {(one["drafter"], one["drafting"], one["temperature"]): told(one) for one in result["acceptance"]}
     heads = " | ".join(f"T = {heat:g}" for heat in TEMPERATURES)
-    rows = []
-    for name in DRAFTERS:
-        for way in WAYS:
-            cells = [f"{found[key]:.2f}" if (key := (name, way, heat)) in found else "" for heat in TEMPERATURES]
-            rows.append(f"| {name} | {way} | {' | '.join(cells)} |")
+    rows = [
+        f"| {name} | {way} | {' | '.join(found.get((name, way, heat), '') for heat in TEMPERATURES)} |"
+        for name in DRAFTERS
+        for way in (*WAYS, GAIN)
+    ]
     memory = "\n".join(f"| {one['steps']:,} | {one['MB']:.1f} |" for one in result["memory"])
+    among = "\n".join(f"| {one['top k'] or 'all'} | {told(one)} |" for one in result["markov top k"])
     table = "\n".join(rows)
     return f"""# Sampling: acceptance and memory, tiny models
 
-Written by `scripts/benchmark_sampling.py` on {result["date"]}: {machine["cpu"]}, {machine["cores"]} cores,
-Python {machine["python"]}; {versions}.
+{origin("benchmark_sampling.py", result)}
 
-Tokens a speculative step (1 + accepted drafts / steps, pooled), {config["prompts"]} held-out prompts of up to
-{config["new_tokens"]} new tokens, seeds a prompt where it is sampled: {config["seeds"]}. The tiny models are sure of
-themselves: what a large model does at these temperatures is another matter.
+Tokens a speculative step (1 + accepted drafts / steps, pooled), {config["prompts"]} held-out prompts of four kinds of
+text, up to {config["new_tokens"]} new tokens, {config["seeds"]} seeds a prompt where it is sampled. In brackets the
+middle 95 % over drawn sets of prompts. The tiny models are sure of themselves: what a large model does at these
+temperatures is another matter.
 
 | drafter | drafts | {heads} |
 |---|---|{"---|" * len(TEMPERATURES)}
 {table}
 
 Greedy drafts stand with chance p(draft), drawn ones with min(1, p / q). Greedy requests have greedy drafts either way.
+Of one block, block verification accepts at least as many drafts as the standard one in expectation. The two make other
+texts of the same law, whose blocks begin elsewhere: the last line of a drafter says what the difference came to here,
+and where its interval holds 0, these prompts and seeds do not tell the two apart.
+
+DSpark at temperature 0, drafts among the K best logits of their row (`engine --markov-top-k K`):
+
+| K | tokens a step |
+|---|---|
+{among}
 
 Memory of a process of its own over {config["steps"]:,} steps of requests with four kinds of settings, five at a time,
 drafts drawn:

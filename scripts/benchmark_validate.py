@@ -2,7 +2,8 @@
 
 For FP8 and NVFP4: what authoring a rank's network takes, whether two authorings have the same content hash, and the
 whole command, its compiling stage over all 78 layers at once and over groups of layers, with nothing remembered and
-with everything. Every command is a process of its own, whose peak memory is the kernel's count.
+with everything. Every command is a process of its own, whose peak memory is the kernel's count. docs/validate.md quotes
+the times, and the command's own words. `--quote` times nothing: it counts layers anew and rewrites what is quoted.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from benchmark import machine
-from rich.console import Console
+from measured import OUT, ROOT, console, made_by, origin, write
 
 from glmspec.build.configs.limits import CONTEXT, GENERATION
 from glmspec.build.configs.target import PROXY_PACKAGE, TARGETS
@@ -29,29 +29,33 @@ from glmspec.build.deployment import Options, open_deployment
 from glmspec.build.network.reader import read
 from glmspec.build.trt import backend
 
-ROOT = Path(__file__).resolve().parent.parent
-CONFIG, OUT = ROOT / "tests" / "data" / "glm-5.3-config.json", ROOT / "docs" / "benchmarks"
+CONFIG = ROOT / "tests" / "data" / "glm-5.3-config.json"
 TARGET, TP, GROUP = "b200", 8, 8
-console = Console(highlight=False)
+GUIDE = ROOT / "docs" / "validate.md"
+EXAMPLE = "glmspec-build validate config.json --config-only --target b200 --tp 8 --quant nvfp4 --mtp"
+TIMES = """| weights | what is compiled | whole command | of it, compiling | peak memory |
+|---|---|---|---|---|
+"""
+PACKAGES = ("glmspec", "torch", "transformers", "tensorrt_rtx")
 
 
 @click.command()
 @click.option("--rounds", default=3, show_default=True, help="Times each thing is measured; medians are reported.")
-def main(rounds: int) -> None:
+@click.option("--quote", is_flag=True, help="Time nothing: count layers, and rewrite docs/validate.md's quotes.")
+def main(rounds: int, quote: bool) -> None:
     """Measure and write the report."""
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
         (folder / "config.json").write_bytes(CONFIG.read_bytes())
-        result = {
-            "date": date.today().isoformat(),
-            "machine": machine(),
-            "versions": {name: version(name) for name in ("glmspec", "torch", "transformers", "tensorrt_rtx")},
-            "config": {"target": TARGET, "tp": TP, "group layers": GROUP, "rounds": rounds},
-            "results": {quant: measure(folder, quant, rounds) for quant in ("fp8", "nvfp4")},
-        }
-    (OUT / "validate.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    (OUT / "validate.md").write_text(report(result), encoding="utf-8")
-    console.print(report(result))
+        if quote:
+            result = json.loads((OUT / "validate.json").read_text(encoding="utf-8")) | {"networks": networks(folder)}
+            write("validate", result, report)
+            GUIDE.write_text(quoted(GUIDE.read_text(encoding="utf-8"), result, shown(folder)), encoding="utf-8")
+            return
+        config = {"target": TARGET, "tp": TP, "group layers": GROUP, "rounds": rounds}
+        results = {quant: measure(folder, quant, rounds) for quant in ("fp8", "nvfp4")}
+        counted = {"networks": networks(folder)}
+    write("validate", made_by(PACKAGES, **config) | counted | {"results": results}, report)
 
 
 def measure(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def authoring(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
         if len(hashes) > 1:
             raise SystemExit(f"{profile}: two authorings of one network have different hashes: {hashes}")
         console.print(f"{quant}, {profile}: authored in {statistics.median(seconds):.2f} s")
-        found[profile] = {"seconds": seconds, "layers": net.definition.num_layers, "sha256": hashes.pop()}
+        found[profile] = {"seconds": seconds, "sha256": hashes.pop()}
     return {"authoring": found}
 
 
@@ -105,15 +109,62 @@ def command(folder: Path, quant: str, *options: str) -> dict[str, float]:
     return found
 
 
+def networks(folder: Path) -> dict[str, Any]:
+    """The layers of today's networks, by number format, model and profile. They are the same on every machine."""
+    layers = {quant: layer_counts(folder, quant) for quant in ("fp8", "nvfp4")}
+    return {"date": date.today().isoformat(), "glmspec": version("glmspec"), "layers": layers}
+
+
+def layer_counts(folder: Path, quant: str) -> dict[str, int]:
+    """Layers of every network of the quoted command with these weights."""
+    options = Options(tp=TP, quant=quant, mtp=True)
+    deployment = open_deployment(folder, (), TARGETS[TARGET], options, config_only=True)
+    return {
+        f"{member.name}, {profile}": deployment.author(member, profile, backend(PROXY_PACKAGE)).definition.num_layers
+        for member in deployment.members
+        for profile in deployment.profiles(member)
+    }
+
+
+def shown(folder: Path) -> str:
+    """What the quoted command prints."""
+    run = "from glmspec.build.cli import main; main()"
+    line = [sys.executable, "-c", run, *EXAMPLE.split()[1:]]
+    done = subprocess.run(line, cwd=folder, env=os.environ | {"COLUMNS": "126"}, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{EXAMPLE}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def quoted(guide: str, result: dict[str, Any], printed: str | None = None) -> str:
+    """docs/validate.md with the times of this result and, where it is given, what the command printed."""
+    head, table, tail = guide.partition(TIMES)
+    guide = head + table + times(result) + tail[tail.index("\n## ") :]
+    if printed is None:
+        return guide
+    head, command, tail = guide.partition(f"    $ {EXAMPLE}\n")
+    block = "".join(f"    {line}".rstrip() + "\n" for line in printed.strip().splitlines())
+    return f"{head}{command}\n{block}\n{tail[tail.index('And one that fails') :]}"
+
+
+def times(result: dict[str, Any]) -> str:
+    """The lines of the table of whole commands."""
+    lines = []
+    for quant, found in result["results"].items():
+        for what in ("whole", "groups, nothing remembered", "groups, all remembered"):
+            middle = {key: statistics.median(run[key] for run in found[what]) for key in found[what][0]}
+            title = "all 78 layers in one network" if what == "whole" else f"groups of {GROUP} layers{what[6:]}"
+            told = f"{middle['seconds']:.1f} s | {middle['build']:.1f} s | {middle['peak GB']:.1f} GB"
+            lines.append(f"| {quant} | {title} | {told} |")
+    return "\n".join(lines) + "\n"
+
+
 def report(result: dict[str, Any]) -> str:
     """The page."""
-    where = result["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     lines = [
         "# `validate --config-only` on GLM-5.3, a rank of eight",
         "",
-        f"Written by `scripts/benchmark_validate.py` on {result['date']}: {where['cpu']}, {where['cores']} cores,",
-        f"Python {where['python']}; {versions}.",
+        origin("benchmark_validate.py", result),
         f"Target {TARGET}, --tp {TP}, default limits; compiled with tensorrt_rtx for SM120 as the proxy, one static",
         f"bucket of a generation step. Medians of {result['config']['rounds']} runs (whole: of 2). CPU only; shared",
         "machines drift.",
@@ -123,22 +174,11 @@ def report(result: dict[str, Any]) -> str:
     ]
     for quant, found in result["results"].items():
         for profile, one in found["authoring"].items():
-            lines.append(f"| {quant} | {profile} | {one['layers']:,} | {statistics.median(one['seconds']):.2f} s |")
-    lines += [
-        "",
-        "Content hashes of repeated authorings are equal (the script fails otherwise).",
-        "",
-        "| weights | what is compiled | whole command | of it, compiling | peak memory |",
-        "|---|---|---|---|---|",
-    ]
-    for quant, found in result["results"].items():
-        for what in ("whole", "groups, nothing remembered", "groups, all remembered"):
-            shown = {key: statistics.median(run[key] for run in found[what]) for key in found[what][0]}
-            title = "all 78 layers in one network" if what == "whole" else f"groups of {GROUP} layers{what[6:]}"
-            lines.append(
-                f"| {quant} | {title} | {shown['seconds']:.1f} s | {shown['build']:.1f} s | {shown['peak GB']:.1f} GB |"
-            )
-    return "\n".join(lines) + "\n"
+            layers = result["networks"]["layers"][quant][f"verifier, {profile}"]
+            lines.append(f"| {quant} | {profile} | {layers:,} | {statistics.median(one['seconds']):.2f} s |")
+    lines += ["", f"Layers are counted on {result['networks']['date']}, by glmspec {result['networks']['glmspec']}."]
+    lines += ["", "Content hashes of repeated authorings are equal (the script fails otherwise).", ""]
+    return "\n".join(lines) + "\n" + TIMES + times(result)
 
 
 if __name__ == "__main__":

@@ -19,16 +19,23 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError, MissingCapability
+from glmspec.build.progress import Progress
+from glmspec.convert.files import opened_alone
+from glmspec.triton_repo.interface import MODEL_NAME
+from glmspec.triton_repo.repository import open_repository
 
 READY_TIMEOUT_S = 180
 EXIT_TIMEOUT_S = 30  # too short a one kills the stub in the middle and leaks shared memory
+_SCRATCH, _LOCK = "glmspec-triton-", "lock"
 _LOG_TAIL = 25  # lines of the server's log shown when it fails
 
 
@@ -74,7 +81,7 @@ class Server:
     def __init__(self, repository: Path, ports: Ports, log: Path) -> None:
         self.repository, self.ports, self.log = repository.resolve(), ports, log
         self._process: subprocess.Popen | None = None
-        self._scratch: Path | None = None
+        self._scratch = ExitStack()
 
     def __enter__(self) -> Server:
         return self.start()
@@ -89,15 +96,15 @@ class Server:
 
     def start(self) -> Server:
         """Start and wait until the model is ready. Raises `EngineError` with the log's tail when it never is."""
-        if not (self.repository / "glmspec" / "config.pbtxt").exists():
+        if not (self.repository / MODEL_NAME / "config.pbtxt").exists():
             raise EngineError(
                 f"{self.repository}: not a model repository. Make one: glmspec-build repo ENGINES -o REPO"
             )
         for port in (self.ports.http, self.ports.grpc, self.ports.metrics):
             _bound(self.ports.host, port).close()  # else another server's answer would pass for ours
-        self._scratch = Path(tempfile.mkdtemp(prefix="glmspec-triton-"))
         try:
-            command, environment = _command(self._scratch)
+            scratch, lock = self._scratch.enter_context(scratch_folder())
+            command, environment = _command(scratch)
             with self.log.open("wb") as log:
                 # Its own session, so that a terminal's interrupt reaches us first and we stop it in order.
                 self._process = subprocess.Popen(
@@ -106,6 +113,7 @@ class Server:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    pass_fds=[lock],
                 )
             self._wait_ready()
         except BaseException:
@@ -127,8 +135,7 @@ class Server:
             with suppress(ProcessLookupError):  # a server that runs out of its exit timeout leaves its stub
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.close()
 
     def _arguments(self) -> list[str]:
         ports = self.ports
@@ -162,22 +169,43 @@ class Server:
         return "\n".join([line for line in lines if not line.startswith(("|", "+"))][-_LOG_TAIL:])  # no option table
 
 
-def run_server(repository: Path, ports: Ports) -> None:
-    """Serve in the foreground until interrupted, terminated, or the server ends."""
-    descriptor, name = tempfile.mkstemp(prefix="glmspec-triton-", suffix=".log")
+def run_server(repository: Path, ports: Ports, progress: Progress) -> None:
+    """Serve in the foreground until interrupted, terminated, or the server ends. Raises before anything starts for a
+    repository or engines that are damaged, and for engines that this version cannot serve."""
+    EngineDirectory.open(open_repository(repository)).check_runs()
+    descriptor, name = tempfile.mkstemp(prefix=_SCRATCH, suffix=".log")
     os.close(descriptor)
     log = Path(name)
-    click.echo(f"Starting tritonserver, log in {log}", err=True)
+    progress.say(f"Starting tritonserver, log in {log}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with Server(repository, ports, log) as server:
+    server = Server(repository, ports, log)
+    try:
+        with progress.stage("Loading engines"):
+            server.start()
         click.echo(f"Ready: {ports.describe()}")
-        try:
-            code = server.wait()
-        except KeyboardInterrupt:
-            click.echo("Stopping", err=True)
-            return
+        code = server.wait()
+    except KeyboardInterrupt:
+        progress.say("Stopping")
+        return
+    finally:
+        server.stop()
     if code:
         raise EngineError(f"tritonserver ended with code {code}; its log is {log}")
+
+
+@contextmanager
+def scratch_folder() -> Iterator[tuple[Path, int]]:
+    """A temporary folder, and the descriptor of a lock that says it is in use: by this process and by those that
+    inherit it. Folders of runs that were killed, whose locks nobody holds, are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*/{_LOCK}"):
+        with suppress(OSError), opened_alone(left, wait=False):
+            shutil.rmtree(left.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    try:
+        with opened_alone(folder / _LOCK, wait=False) as lock:
+            yield folder, lock
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _command(scratch: Path) -> tuple[list[str], dict[str, str]]:

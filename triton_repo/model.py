@@ -17,6 +17,7 @@ from glmspec.runtime.request import Answer, Delta
 from glmspec.runtime.sequence import Sequence
 from glmspec.triton_repo.adaptive import settings_of
 from glmspec.triton_repo.interface import INPUTS
+from glmspec.triton_repo.repository import open_repository
 from glmspec.triton_repo.requests import Call, parse, refuse_unknown
 from glmspec.triton_repo.worker import Cancelled, Listener, Worker
 
@@ -34,7 +35,7 @@ class TritonPythonModel:
             key: value["string_value"] for key, value in json.loads(args["model_config"])["parameters"].items()
         }
         version_folder = Path(args["model_repository"]) / args["model_version"]
-        engines = (version_folder / parameters["engines"]).resolve()
+        engines = open_repository(Path(args["model_repository"]).parent)
         self._engine = Engine(
             engines,
             parameters["drafter"] or None,

@@ -1,6 +1,7 @@
 """Writing a Triton model repository for an engine directory.
 
-REPO/config.json               who wrote it, and for which engines
+REPO/config.json               who wrote it, for which engines, the digest of every file, what is known of licences
+REPO/licenses/                 their texts
 REPO/glmspec/config.pbtxt      built from Triton's own protobuf message
 REPO/glmspec/1/model.py        imports the model; all of it lives in `glmspec.triton_repo.model`
 """
@@ -12,11 +13,15 @@ from pathlib import Path
 
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError
-from glmspec.convert.files import REPOSITORY, new_folder, producer, sha256, write_bytes, write_json
+from glmspec.convert.beside import copy_files
+from glmspec.convert.files import REPOSITORY, producer, sha256, write_bytes
+from glmspec.convert.folders import new_folder
+from glmspec.convert.sealed import check_digest, check_files, digests, kind_of, open_sealed, write_sealed
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.triton_repo.adaptive import parameters_of
 from glmspec.triton_repo.interface import INPUTS, MODEL_NAME, OUTPUTS
 
+_AGAIN = "Make the model repository again: glmspec-build repo ENGINES -o REPO"
 _MODEL_FILE = '''"""The Triton model: see glmspec.triton_repo.model."""
 
 from glmspec.triton_repo.model import TritonPythonModel  # noqa: F401
@@ -33,6 +38,7 @@ def write_repository(
 ) -> None:
     """Write the repository. The engines stay where they are: the model finds them relative to its own folder."""
     directory = EngineDirectory.open(engines)
+    directory.check_runs()
     if adaptive and not (speculate and directory.choices):
         raise EngineError(f"{engines}: adaptive verification chooses among drafts, and there is no drafter.")
     if drafter is not None:
@@ -52,7 +58,24 @@ def write_repository(
         write_bytes(folder / MODEL_NAME / "config.pbtxt", model_config(parameters).encode())
         write_bytes(version / "model.py", _MODEL_FILE.encode())
         engines_record = {"folder": relative, "sha256": sha256(engines / "config.json")}
-        write_json(folder / "config.json", {"producer": producer(REPOSITORY), "engines": engines_record})
+        licences = directory.record.get("licenses", {})
+        copy_files(engines, [file for one in licences.values() for file in one["files"]], folder)
+        files = digests(folder, (path for path in folder.rglob("*") if path.is_file()))
+        record = {"producer": producer(REPOSITORY), "engines": engines_record, "licenses": licences, "files": files}
+        write_sealed(folder / "config.json", record)
+
+
+def open_repository(folder: Path) -> Path:
+    """Where a repository's engines are. Raises `GlmspecError` naming what changed of the repository's files, or when
+    the engines are others than it was made for."""
+    if kind_of(folder) != REPOSITORY:
+        raise EngineError(f"{folder}: not a model repository. Make one: glmspec-build repo ENGINES -o {folder}")
+    shape = {"engines": {"folder": str, "sha256": str}, "files": dict}
+    record = open_sealed(folder / "config.json", shape, _AGAIN)
+    check_files(folder, record["files"], _AGAIN)
+    engines = (folder / MODEL_NAME / "1" / record["engines"]["folder"]).resolve()
+    check_digest(engines / "config.json", record["engines"]["sha256"], f"It is not what {folder} serves. {_AGAIN}")
+    return engines
 
 
 def model_config(parameters: dict[str, str]) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 from glmspec.build.configs.drafter_dialects import Dialect
 from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.tensorrt import TOPK_MOST
+from glmspec.build.configs.unread import refuse_unread
 from glmspec.build.configs.verifier import rope_theta
 from glmspec.build.errors import ConfigError
 
@@ -90,6 +92,7 @@ class DrafterConfig:
     confidence: ConfidenceHead | None
     convolution: Convolution | None
     selector: Selector | None
+    mask_embedding: bool = False  # the mask token has a row of its own beside the weights, which no config tells
 
     @property
     def num_hidden_layers(self) -> int:
@@ -117,8 +120,7 @@ class DrafterConfig:
         naming the field."""
         dialect = Dialect.of(values, source)
         kind, fields, block = dialect.kind, dialect.top, dialect.block
-        block.choice("hidden_act", ("silu",), "silu")
-        block.choice("attention_bias", (False,), False)
+        _refuse_what_the_network_lacks(dialect)
         vocab_size, layer_types = block.integer("vocab_size"), dialect.layer_types
         config = cls(
             kind=kind,
@@ -153,6 +155,9 @@ class DrafterConfig:
             config._check_speculative_tokens(fields)
         elif kind != "dspark" and config.sample_from_anchor:
             fields.fail("sample_from_anchor", "false: z-lab's DFlash and DFlash2 draft from rows 1 and up")
+        if block is not fields:  # vLLM's readers find some keys of the layers at the top level too
+            fields.asked.update(key for key, value in block.values.items() if fields.values.get(key) == value)
+        refuse_unread(fields)
         return config
 
     def drafting(self, drafts: int) -> DrafterConfig:
@@ -168,10 +173,11 @@ class DrafterConfig:
 
     def _among_best(self, top_k: int) -> MarkovHead:
         head = self.markov.type if self.markov else "no"
-        if head != "vanilla" or not 1 <= top_k <= self.draft_vocab_size:
+        most = min(self.draft_vocab_size, TOPK_MOST)
+        if head != "vanilla" or not 1 <= top_k <= most:
             raise ConfigError(
                 f"--markov-top-k: found {top_k} for a {self.kind} drafter with {head} Markov head, expected 1 to "
-                f"{self.draft_vocab_size}, its draft tokens, and a vanilla head. Leave it out."
+                f"{most} (of its {self.draft_vocab_size} draft tokens) and a vanilla head. Leave it out."
             )
         return replace(self.markov, top_k=top_k)
 
@@ -197,6 +203,35 @@ class DrafterConfig:
             )
 
 
+# What a drafter's network computes whatever a config says, the published default first.
+_IMPLIED_BLOCK: dict[str, tuple] = {
+    "attention_bias": (False,),
+    "hidden_act": ("silu",),
+    "mlp_bias": (False,),
+    "qk_norm": (True,),
+    "use_qk_norm": (True,),
+}
+_IMPLIED: dict[str, tuple] = {
+    "attention_mode": ("gqa", "mha"),
+    "conv_kernel_conditioning": ("input",),
+    "use_aux_hidden_state": (True,),
+}
+
+
+def _refuse_what_the_network_lacks(dialect: Dialect) -> None:
+    """Variants of the published drafters that no tensor shows."""
+    fields, block = dialect.top, dialect.block
+    for place, implied in ((block, _IMPLIED_BLOCK), (fields, _IMPLIED)):
+        for key, legal in implied.items():
+            place.choice(key, legal, legal[0])
+    fields.choice("projector_type", ("dflash", dialect.kind), "dflash")
+    vocab, window = block.integer("vocab_size"), block.get("sliding_window")
+    fields.choice("target_vocab_size", (vocab,), vocab)
+    fields.choice("swa_window_size", (window,), window)
+    for place in (fields, block):  # the verifier's embedding and head serve, tied or not
+        place.boolean("tie_word_embeddings", False)
+
+
 def _mask_token_id(fields: Fields, vocab_size: int) -> int:
     """Never a default: another token in its place lowers acceptance, silently."""
     token = fields.integer("mask_token_id", least=0)
@@ -209,7 +244,7 @@ def _scaling(fields: Fields, block: Fields) -> Scaling:
     """z-lab's factors, which every format may leave out."""
     neutral = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
     for key in neutral:
-        if block.values is not fields.values and block.values.get(key) not in (None, neutral[key]):
+        if block is not fields and block.get(key) not in (None, neutral[key]):
             block.fail(key, "it at the top level, with what concerns drafting")
     found = {key: fields.number(key) if fields.has(key) else value for key, value in neutral.items()}
     return Scaling(found["input_embedding_scale"], found["output_multiplier"], found["final_logit_softcapping"])
@@ -218,10 +253,12 @@ def _scaling(fields: Fields, block: Fields) -> Scaling:
 def _speculative_tokens(fields: Fields) -> Fields:
     """The proposal method that the config names as its default."""
     section = fields.section("speculators_config")
-    default = section.values.get("default_proposal_method")
-    for method in section.values.get("proposal_methods") or []:
+    default = section.get("default_proposal_method")
+    for method in section.get("proposal_methods") or []:
         if isinstance(method, dict) and method.get("proposal_type") == default:
-            return Fields(method, f"{section.source}: proposal_methods[{default}]")
+            return section.sections.setdefault(
+                default, Fields(method, f"{section.source}: proposal_methods[{default}]")
+            )
     section.fail("default_proposal_method", "the proposal_type of one of proposal_methods")
 
 
@@ -250,6 +287,6 @@ def _convolution(fields: Fields, block: Fields) -> Convolution:
 
 def _selector(fields: Fields, vocab_size: int) -> Selector:
     top_k = fields.integer("selector_top_k")
-    if top_k > vocab_size:
-        fields.fail("selector_top_k", f"at most draft_vocab_size ({vocab_size})")
+    if top_k > min(vocab_size, TOPK_MOST):
+        fields.fail("selector_top_k", f"at most draft_vocab_size ({vocab_size}), and {TOPK_MOST}, TensorRT's most")
     return Selector(rank=fields.integer("selector_rank"), top_k=top_k)

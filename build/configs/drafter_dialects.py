@@ -37,19 +37,25 @@ class Dialect:
     @classmethod
     def of(cls, values: dict, source: str) -> Dialect:
         """Recognize the format. Raises `ConfigError` for an unknown architecture, and for keys that disagree."""
-        speculators = any(mark in values for mark in _MARKS)
+        speculators = any(values.get(mark) is not None for mark in _MARKS)
         known = SPECULATORS if speculators else ARCHITECTURES
-        fields, names = Fields(values, source), values.get("architectures")
+        fields = Fields(values, source)
+        names = fields.get("architectures")
         if not isinstance(names, list) or len(names) != 1 or names[0] not in known:
             fields.fail("architectures", f"one of {', '.join(known)}")
-        kind, top = known[names[0]], Fields(_merged(fields), source)
+        kind, top = known[names[0]], Fields(_merged(fields), source, fields.asked)
         if speculators:
             fields.choice("speculators_model_type", (kind,))
-        if kind == "dflash" and top.values.get("markov_rank"):
+        if kind == "dflash" and top.get("markov_rank"):
             top.fail("markov_rank", "none or 0 of a DFlashDraftModel: with a Markov head it is DSpark")
         block = top.section("transformer_layer_config") if speculators else top
         window = WINDOW_ANCHORED if speculators else WINDOW_RELATIVE
         return cls(kind, speculators, top, block, window)
+
+    @property
+    def format(self) -> str:
+        """The name of the format in the table above."""
+        return "speculators" if self.speculators else "z-lab" if self.top.has("dflash_config") else "DeepSpec"
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -58,7 +64,9 @@ class Dialect:
         ids = self.top.integers(key, least=least)
         if list(ids) != sorted(set(ids)):
             self.top.fail(key, "distinct ids in rising order")
-        return ids if self.speculators else tuple(one + 1 for one in ids)
+        taps = list(ids) if self.speculators else [one + 1 for one in ids]
+        self.top.choice("eagle_aux_hidden_state_layer_ids", (taps,), taps)  # vLLM's own, counted as speculators does
+        return tuple(taps)
 
     @property
     def layer_types(self) -> tuple[str, ...]:
@@ -67,7 +75,12 @@ class Dialect:
         if not self.speculators and not self.block.has("layer_types"):
             self.block.choice("use_sliding_window", (False,), False)
             return ("full_attention",) * layers
-        return self.block.choices("layer_types", kinds, layers)
+        types = self.block.choices("layer_types", kinds, layers)
+        slides = "sliding_attention" in types
+        if slides and not self.block.boolean("use_sliding_window", True):
+            self.block.fail("use_sliding_window", "true or null, because layer_types has sliding_attention")
+        self.top.choice("use_swa", (slides,), slides)
+        return types
 
     @property
     def sliding_window_non_causal(self) -> bool:
@@ -90,6 +103,10 @@ def _merged(fields: Fields) -> dict:
         return fields.values
     nested = fields.section("dflash_config")
     for key, value in nested.values.items():
-        if key in fields.values and fields.values[key] != value:
+        if value is not None and fields.values.get(key, value) not in (None, value):
             nested.fail(key, f"agreement with the top level's {fields.values[key]!r}")
-    return {**nested.values, **fields.values}
+    return {
+        **nested.values,
+        **fields.values,
+        **{key: value for key, value in nested.values.items() if value is not None},
+    }

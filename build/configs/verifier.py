@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.tensorrt import TOPK_MOST
+from glmspec.build.configs.unread import refuse_unread
 
 ARCHITECTURE = "GlmMoeDsaForCausalLM"
 LATENT_NORM_EPS = 1e-6  # q_a, kv_a and the indexer's k_norm: the published class does not use rms_norm_eps there
@@ -112,6 +114,7 @@ class VerifierConfig:
         )
         _refuse_what_the_network_lacks(fields)
         config._check(fields)
+        refuse_unread(fields)
         return config
 
     def _check(self, fields: Fields) -> None:
@@ -119,8 +122,9 @@ class VerifierConfig:
             fields.fail("qk_rope_head_dim", "an even number (rotary pairs)")
         if self.index_head_dim < self.qk_rope_head_dim:
             fields.fail("index_head_dim", f"at least qk_rope_head_dim ({self.qk_rope_head_dim})")
-        if self.num_experts_per_tok > self.n_routed_experts:
-            fields.fail("num_experts_per_tok", f"at most n_routed_experts ({self.n_routed_experts})")
+        if self.num_experts_per_tok > min(self.n_routed_experts, TOPK_MOST):
+            experts = f"at most n_routed_experts ({self.n_routed_experts}), and {TOPK_MOST}, TensorRT's most"
+            fields.fail("num_experts_per_tok", experts)
         if self.indexer_types[0] != "full":
             fields.fail("indexer_types", 'a first entry of "full": a shared layer reuses an earlier layer\'s top-k')
         for token in self.eos_token_ids:
@@ -130,10 +134,10 @@ class VerifierConfig:
 
 def _require_architecture(fields: Fields) -> None:
     """Refuse other architectures by name, `glm5_next` (GLM-5.3-Flash) among them."""
-    architectures = fields.values.get("architectures")
+    architectures = fields.get("architectures")
     if architectures != [ARCHITECTURE]:
         fields.fail("architectures", f"[{ARCHITECTURE!r}] (glmspec serves no other verifier)")
-    if fields.values.get("model_type") != "glm_moe_dsa":
+    if fields.get("model_type") != "glm_moe_dsa":
         fields.fail("model_type", "'glm_moe_dsa'")
 
 
@@ -152,66 +156,104 @@ def _mlp_layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
 
 def _indexer_types(fields: Fields, layers: int) -> tuple[str, ...]:
     """`indexer_types` itself, or its two shorthands; every layer is full when none is given."""
-    shorthand = None
-    if fields.has("index_topk_pattern"):
-        pattern = fields.values["index_topk_pattern"]
-        if not isinstance(pattern, str) or len(pattern) != layers or set(pattern) - {"F", "S"}:
-            fields.fail("index_topk_pattern", f"{layers} letters, each F or S")
-        shorthand = tuple({"F": "full", "S": "shared"}[letter] for letter in pattern)
-    elif fields.has("index_topk_freq"):
-        every, offset = fields.integer("index_topk_freq"), fields.integer("index_skip_topk_offset")
-        shorthand = tuple("full" if max(i - offset + 1, 0) % every == 0 else "shared" for i in range(layers))
-    if not fields.has("indexer_types"):
-        return shorthand or ("full",) * layers
-    listed = fields.choices("indexer_types", ("full", "shared"), layers)
-    if shorthand is not None and listed != shorthand:
-        fields.fail("indexer_types", "agreement with index_topk_freq, index_skip_topk_offset or index_topk_pattern")
-    return listed
+    shorthands = {"index_topk_pattern": _pattern(fields, layers), "index_topk_freq": _every(fields, layers)}
+    given = {key: types for key, types in shorthands.items() if types is not None}
+    if fields.has("indexer_types"):
+        given = {"indexer_types": fields.choices("indexer_types", ("full", "shared"), layers)} | given
+    for key, types in given.items():
+        if types != next(iter(given.values())):
+            fields.fail(next(iter(given)), f"agreement with {key} (index_skip_topk_offset with index_topk_freq)")
+    return next(iter(given.values()), ("full",) * layers)
+
+
+def _pattern(fields: Fields, layers: int) -> tuple[str, ...] | None:
+    """Letters, or the types themselves."""
+    pattern = fields.get("index_topk_pattern")
+    if isinstance(pattern, list):
+        return fields.choices("index_topk_pattern", ("full", "shared"), layers)
+    if pattern is None:
+        return None
+    if not isinstance(pattern, str) or len(pattern) != layers or set(pattern) - {"F", "S"}:
+        fields.fail("index_topk_pattern", f"{layers} letters, each F or S")
+    return tuple({"F": "full", "S": "shared"}[letter] for letter in pattern)
+
+
+def _every(fields: Fields, layers: int) -> tuple[str, ...] | None:
+    """Every so many layers a full one, from an offset on. 1 is the published default, which the published class lets
+    any list overrule. An offset has no default: libraries differ."""
+    every = fields.integer("index_topk_freq", 1)
+    told = any(fields.has(key) for key in ("index_topk_pattern", "indexer_types"))
+    offset = fields.integer("index_skip_topk_offset", *([None] if every == 1 or told else []), least=0)
+    if every == 1 or offset is None:
+        return None
+    return tuple("full" if max(i - offset + 1, 0) % every == 0 else "shared" for i in range(layers))
 
 
 def rope_theta(fields: Fields) -> float:
-    """The rotary base, from `rope_parameters` or, in older configs, the top level."""
-    if not fields.has("rope_parameters"):  # configs written before it existed
-        if "rope_theta" not in fields.values:
-            fields.fail("rope_parameters", "an object with rope_theta, or a rope_theta of its own")
-        plain_rope(fields, fields)
-        return fields.number("rope_theta")
-    rope = fields.section("rope_parameters")
-    rope.choice("rope_type", ("default",))
-    plain_rope(fields, rope)
-    theta = rope.number("rope_theta")
-    if fields.has("rope_theta") and fields.number("rope_theta") != theta:
-        fields.fail("rope_theta", f"agreement with rope_parameters.rope_theta ({theta})")
+    """The rotary base, from `rope_parameters` or, in older configs, the top level or `rope_scaling`. All places, and
+    all kinds of layers where `rope_parameters` lists them, must say the same, and no other embedding than the default
+    over all rotary columns."""
+    ropes = [*_ropes(fields, "rope_parameters"), *_ropes(fields, "rope_scaling")]
+    for rope in ropes:
+        rope.choice("rope_type", ("default",), "default")
+        rope.choice("type", ("default",), "default")
+    for place in (*ropes, fields):
+        place.choice("partial_rotary_factor", (1.0, 1), 1.0)
+    bases = [(place, place.number("rope_theta")) for place in (*ropes, fields) if place.has("rope_theta")]
+    if not bases:
+        fields.fail("rope_parameters", "an object with rope_theta, or a rope_theta of its own")
+    first, theta = bases[0]
+    for place, other in bases:
+        if other != theta:
+            place.fail("rope_theta", f"agreement with that of {first.source} ({theta})")
     return theta
 
 
-def plain_rope(*places: Fields) -> None:
-    """Refuse every rotary variant but the default over all rotary columns."""
-    for fields in places:
-        if fields.has("rope_scaling"):
-            fields.fail("rope_scaling", "null: only the default rotary embedding is supported")
-        fields.choice("partial_rotary_factor", (1.0, 1), 1.0)
+def _ropes(fields: Fields, key: str) -> list[Fields]:
+    """The object under `key`, or those in it, one for every kind of layers."""
+    if not fields.has(key):
+        return []
+    section = fields.section(key)
+    if section.values and all(isinstance(one, dict) for one in section.values.values()):
+        return [section.section(kind) for kind in section.values]
+    return [section]
 
 
 def end_token_ids(fields: Fields) -> tuple[int, ...]:
     """`eos_token_id`, one id or a list of them; none when the key is absent."""
     if not fields.has("eos_token_id"):  # then generation_config.json or the tokenizer may name one
         return ()
-    if isinstance(fields.values.get("eos_token_id"), int):
+    if isinstance(fields.get("eos_token_id"), int):
         return (fields.integer("eos_token_id", least=0),)
     return fields.integers("eos_token_id")
 
 
+# What the network computes whatever a config says, the published default first.
+_IMPLIED: dict[str, tuple] = {
+    "attention_bias": (False,),
+    "is_causal": (True,),
+    "mlp_bias": (False,),
+    "moe_layer_freq": (1,),
+    "moe_router_dtype": ("float32", "fp32"),
+    "n_group": (1,),
+    "scoring_func": ("sigmoid",),
+    "tie_word_embeddings": (False,),
+    "topk_group": (1,),
+    "topk_method": ("noaux_tc",),
+}
+
+
 def _refuse_what_the_network_lacks(fields: Fields) -> None:
-    """Values the published config class allows and the GLM-5.3 family never uses."""
-    fields.choice("attention_bias", (False,), False)
-    fields.choice("mlp_bias", (False,), False)
+    """Values the published config class allows and the GLM-5.3 family never uses, and names for one size twice."""
     fields.choice("hidden_act", ("silu",))
-    fields.choice("n_group", (1,), 1)
-    fields.choice("topk_group", (1,), 1)
-    fields.choice("scoring_func", ("sigmoid",), "sigmoid")
-    fields.choice("topk_method", ("noaux_tc",), "noaux_tc")
-    fields.choice("tie_word_embeddings", (False,), False)
-    heads = fields.integer("num_attention_heads")
+    for key, legal in _IMPLIED.items():
+        fields.choice(key, legal, legal[0])
+    heads, experts = fields.integer("num_attention_heads"), fields.integer("n_routed_experts")
     if fields.integer("num_key_value_heads", heads) != heads:
         fields.fail("num_key_value_heads", f"num_attention_heads ({heads}): latent attention has a key a head")
+    for key in ("num_experts", "num_local_experts"):
+        if fields.integer(key, experts) != experts:
+            fields.fail(key, f"n_routed_experts ({experts})")
+    kinds, types = ("indexed_attention", "full_attention", "deepseek_sparse_attention"), fields.get("layer_types")
+    if types is not None and (not isinstance(types, list) or any(kind not in kinds for kind in types)):
+        fields.fail("layer_types", "'indexed_attention' in every layer")

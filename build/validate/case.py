@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,10 +20,11 @@ from glmspec.build.validate.report import Fault
 
 @dataclass(frozen=True)
 class Checked:
-    """What a stage did (facts) and found."""
+    """What a stage did (facts; numbers: the same for programs) and found."""
 
     facts: tuple[str, ...]
     faults: tuple[Fault, ...] = ()
+    numbers: Mapping[str, int | float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,16 @@ from rich.console import Console
 from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Options
 from glmspec.build.errors import GlmspecError
-from glmspec.build.progress import RichProgress
+from glmspec.build.progress import Progress
 from glmspec.build.validate.run import NAMES, Wanted, validate_source
-from glmspec.convert.files import json_bytes, write_bytes
+from glmspec.convert.files import check_output, json_bytes, write_output
+
+STDOUT = Path("-")
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files to write a report to, None for none."""
+    """Files to write a report to, None for none; `STDOUT` for the JSON takes the table's place."""
 
     json: Path | None
     junit: Path | None
@@ -40,38 +42,26 @@ def validate_command(
     options: Options,
     wanted: Wanted,
     outputs: Outputs,
+    progress: Progress,
     *,
     config_only: bool,
 ) -> int:
     """Validate, show the table and write the reports; the exit code."""
     for option, path in (("--json", outputs.json), ("--junit", outputs.junit)):
-        if path and not _writable(path):
-            raise GlmspecError(
-                f"{option} {path}: cannot be written. Name a file in a folder that is there and writable."
-            )
+        if path not in (None, STDOUT):
+            check_output(path, option)
     if wanted.cache and not _usable(wanted.cache):
         raise GlmspecError(f"--cache {wanted.cache}: not a folder that can be made and written. Choose another.")
-    report = validate_source(source, drafters, target, options, wanted, RichProgress(), config_only=config_only)
-    report.show(Console())
-    if outputs.json:
-        _write(outputs.json, json_bytes(report.to_json()))
-    if outputs.junit:
-        _write(outputs.junit, report.junit())
-    return report.exit_code
-
-
-def _write(path: Path, data: bytes) -> None:
-    """A whole file or nothing; what is no regular file (a pipe, /dev/stdout) is written into."""
-    if path.exists() and not path.is_file():
-        path.open("wb").write(data)
+    report = validate_source(source, drafters, target, options, wanted, progress, config_only=config_only)
+    if outputs.json == STDOUT:
+        click.echo(json_bytes(report.to_json()), nl=False)
     else:
-        write_bytes(path.resolve(), data)  # a link stays one
-
-
-def _writable(path: Path) -> bool:
-    if path.exists() and not path.is_file():
-        return os.access(path, os.W_OK)
-    return path.resolve().parent.is_dir() and os.access(path.resolve().parent, os.W_OK)
+        report.show(Console())
+    if outputs.json not in (None, STDOUT):
+        write_output(outputs.json, json_bytes(report.to_json()))
+    if outputs.junit:
+        write_output(outputs.junit, report.junit())
+    return report.exit_code
 
 
 def _usable(folder: Path) -> bool:

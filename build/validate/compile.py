@@ -69,7 +69,15 @@ def check(case: Case, wanted) -> Checked:
         f"in {seconds:.0f} s",
         f"{layers:,} layers, plans of {sizes / 1e6:.0f} MB, " + _shown(bucket(case.planned, case.planned.verifier)),
     )
-    return Checked(facts, tuple(faults))
+    numbers = {
+        "tensorrt_rtx": proxy.version,
+        "networks_built": built,
+        "networks_known": kept,
+        "layers": layers,
+        "plan_bytes": sizes,
+        "seconds": round(seconds, 2),
+    }
+    return Checked(facts, tuple(faults), numbers)
 
 
 def units(deployment: Deployment, group_layers: int | None) -> Iterator[Unit]:
@@ -91,7 +99,7 @@ def author(deployment: Deployment, unit: Unit, proxy: Backend) -> Network:
     model = member.model
     if unit.layers is not None:
         rows = member.index_topk(limits)
-        model = LayerGroup(member.config, member.taps, unit.layers, rows, hidden=member.hidden)
+        model = LayerGroup(member.config, member.taps, unit.layers, rows, hidden=member.hidden, illegal=member.illegal)
     return model.author(limits, form, proxy)
 
 

@@ -24,16 +24,17 @@ _ADVICE = "The profile would refuse this step at run time: report it, with the l
 
 def check(case: Case, _) -> Checked:
     """Pack the steps and look where they fit."""
-    facts, faults = [], []
+    facts, faults, count = [], [], 0
     limits = case.deployment.limits
     for member in case.deployment.members:
         k = member.index_topk(limits)
         profiles = member.ranges(limits)
         contract = case.authored(member, case.deployment.profiles(member)[0]).contract
         steps = list(_steps(member, limits, k))
+        count += len(steps)
         faults += profile_faults(member, profiles, steps, contract, k, limits.page_size)
         facts.append(f"{member.name}: {len(steps)} extreme steps, {' and '.join(profiles)}")
-    return Checked(tuple(facts), tuple(faults))
+    return Checked(tuple(facts), tuple(faults), {"steps": count})
 
 
 def _steps(member: Member, limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]:

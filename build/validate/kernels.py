@@ -48,4 +48,5 @@ def check(case: Case, wanted) -> Checked:
         faults += [Fault("--plugins on", reason, "Use --plugins auto.") for reason in kernels.kept]
     else:
         facts += [f"layers instead of a plugin: {reason}" for reason in kernels.kept]
-    return Checked(tuple(facts), tuple(faults))
+    numbers = {"kernels": len(registers), "compiled_now": built, "most_registers": max(registers, default=0)}
+    return Checked(tuple(facts), tuple(faults), numbers)

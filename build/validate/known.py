@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 from glmspec.convert.files import write_json
@@ -27,8 +28,9 @@ class Known:
     def keep(self, digest: str, found: dict) -> None:
         """Record a success."""
         if path := self._path(digest):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, found)
+            with suppress(OSError):  # a full disk costs the next run time, and this one nothing
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, found)
 
     def _path(self, digest: str) -> Path | None:
         return self._folder / f"{digest}.json" if self._folder else None

@@ -24,12 +24,13 @@ _FLOAT32 = {"SOFTMAX": "probabilities", "TOPK": "scores", "REDUCE AVG": "a mean 
 
 def check(case: Case, _) -> Checked:
     """Author every network; TensorRT's complaints come as `NetworkError` and name the layer."""
-    facts, faults = [], []
+    facts, faults, layers = [], [], 0
     for member, profile, authored in case.networks():
+        layers += len(authored.graph.nodes)
         graph, label = authored.graph, f"{member.name}, {profile}"
         faults += layer_faults(graph, authored.contract)
         facts.append(f"{label}: {len(graph.nodes):,} layers authored in {authored.seconds:.1f} s")
-    return Checked(tuple(facts), tuple(faults))
+    return Checked(tuple(facts), tuple(faults), {"networks": len(facts), "layers": layers})
 
 
 def layer_faults(graph: Graph, contract: Contract) -> Iterator[Fault]:

@@ -30,8 +30,8 @@ def check(case: Case, _) -> Checked:
     """Follow divided values through the verifier; count collectives."""
     mapping, origin = case.deployment.mapping, case.deployment.verifier.origin
     if mapping.tp == 1:
-        return Checked(("one rank: no collectives",), tuple(_collectives_of_one(case)))
-    facts, faults = [], []
+        return Checked(("one rank: no collectives",), tuple(_collectives_of_one(case)), {"tp": 1})
+    facts, faults, numbers = [], [], {"tp": mapping.tp, "ep": mapping.ep, "all_reduces": 0, "all_gathers": 0}
     for member, profile, authored in case.networks():
         if member.origin is not origin or member.accepts:  # a drafter is whole on every rank
             continue
@@ -39,6 +39,8 @@ def check(case: Case, _) -> Checked:
         faults += rank_faults(authored.graph, parts)
         found = [node for node in authored.graph.nodes if node.kind == "DIST_COLLECTIVE"]
         sums = sum(node.attributes["op"] == "ALL_REDUCE" for node in found)
+        numbers["all_reduces"] += sums
+        numbers["all_gathers"] += len(found) - sums
         facts.append(
             f"{member.name}, {profile}: {len(parts):,} inputs are divided among {mapping.tp} ranks (ep {mapping.ep}); "
             f"all-reduces {sums}, all-gathers {len(found) - sums}"
@@ -46,7 +48,7 @@ def check(case: Case, _) -> Checked:
         for node in found:
             if node.attributes["ranks"] != mapping.tp:
                 faults.append(Fault(node.name, f"is for {node.attributes['ranks']} ranks, not {mapping.tp}.", _ADVICE))
-    return Checked(tuple(facts), tuple(faults))
+    return Checked(tuple(facts), tuple(faults), numbers)
 
 
 def divided_inputs(member: Member, case: Case, mapping: Mapping) -> dict[str, str]:

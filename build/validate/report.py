@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
@@ -36,14 +36,15 @@ def fault_of(error: GlmspecError) -> Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One stage. facts: what was checked, with numbers. why: of a stage that was not run; missing: because this machine
-    lacks something."""
+    """One stage. facts: what was checked, in words; numbers: by name. why: of a stage that was not run; missing:
+    because this machine lacks something."""
 
     stage: str
     title: str
     seconds: float = 0.0
     facts: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
+    numbers: dict[str, Any] = field(default_factory=dict)
     why: str = ""
     missing: bool = False
 
@@ -59,6 +60,7 @@ class Report:
 
     subject: dict[str, Any]
     outcomes: tuple[Outcome, ...]
+    versions: dict[str, str | None] = field(default_factory=dict)  # of the packages that were asked, None: not there
 
     @property
     def ok(self) -> bool:
@@ -73,7 +75,9 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists."""
         stages = [asdict(one) | {"status": one.status, "seconds": round(one.seconds, 2)} for one in self.outcomes]
-        return {"ok": self.ok, "subject": self.subject, "stages": stages}
+        seconds = round(sum(one.seconds for one in self.outcomes), 2)
+        about = {"ok": self.ok, "seconds": seconds, "versions": self.versions, "subject": self.subject}
+        return about | {"stages": stages}
 
     def junit(self) -> bytes:
         """JUnit XML: a test case a stage."""

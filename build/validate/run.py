@@ -12,15 +12,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
-from glmspec.build.errors import CheckpointError, GlmspecError, MissingCapability
+from glmspec.build.errors import CheckpointError, GlmspecError, MissingCapability, os_error_text
 from glmspec.build.network.reader import Graph
 from glmspec.build.progress import Progress
+from glmspec.build.units import size_text
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault, Outcome, Report, fault_of
+from glmspec.build.versions import versions
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,12 @@ def _config(case: Case, _: Wanted) -> Checked:
     deployment, limits = case.deployment, case.deployment.limits
     config = deployment.verifier.config
     limits.index_topk(config.index_topk)
+    numbers = {
+        "layers": config.num_hidden_layers,
+        "layers_of_experts": config.mlp_layer_types.count("sparse"),
+        "layers_with_an_indexer": config.indexer_types.count("full"),
+        **{key: getattr(limits, key) for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")},
+    }
     kinds = ", ".join(member.name for member in deployment.members if member.num_drafts) or "none"
     return Checked(
         (
@@ -63,7 +73,8 @@ def _config(case: Case, _: Wanted) -> Checked:
             f"{config.indexer_types.count('full')} with an indexer), drafters: {kinds}",
             f"weights {_kinds(deployment)}, compute {deployment.compute}; sequences of {limits.max_model_len:,} "
             f"tokens, {limits.max_num_seqs} at once, steps of {limits.max_num_batched_tokens:,} rows",
-        )
+        ),
+        numbers=numbers,
     )
 
 
@@ -72,15 +83,23 @@ def _memory(case: Case, _: Wanted) -> Checked:
     plan, limits, target = case.memory, case.deployment.limits, case.deployment.target
     if plan.available is None:
         ranks = case.deployment.mapping.tp
-        held = f"weights {plan.weights / 1e9:.2f} GB a rank, {ranks} in one process"
-        return Checked((f"{target.name}: {held}; its memory is not checked",))
+        held = f"weights {size_text(plan.weights)} a rank, {ranks} in one process"
+        return Checked((f"{target.name}: {held}; its memory is not checked",), numbers={"weight_bytes": plan.weights})
     return Checked(
         (
-            f"{target.name}, {plan.available / 1e9:.0f} GB usable: weights {plan.weights / 1e9:.1f}, a step's tensors "
-            f"at most {plan.step / 1e9:.1f}, caches {plan.caches / 1e9:.1f} GB",
+            f"{target.name}, {size_text(plan.available)} usable: weights {size_text(plan.weights)}, a step's tensors "
+            f"at most {size_text(plan.step)}, caches {size_text(plan.caches)}",
             f"{plan.tokens:,} cached tokens fit ({plan.per_token:,} bytes each): "
             f"{plan.tokens / limits.max_model_len:.1f} sequences of {limits.max_model_len:,}",
-        )
+        ),
+        numbers={
+            "usable_bytes": plan.available,
+            "weight_bytes": plan.weights,
+            "step_bytes": plan.step,
+            "cache_bytes": plan.caches,
+            "cached_tokens": plan.tokens,
+            "bytes_per_cached_token": plan.per_token,
+        },
     )
 
 
@@ -136,7 +155,7 @@ def validate(
         for stage in stages:
             outcomes.append(_run(stage, case, wanted, outcomes, opened if stage is stages[0] else 0.0))
             advance(stage.name)
-    return Report(_subject(deployment), tuple(outcomes))
+    return Report(_subject(deployment), tuple(outcomes), versions())
 
 
 def _subject(deployment: Deployment) -> dict[str, Any]:
@@ -192,13 +211,16 @@ def _run(stage: Stage, case: Case, wanted: Wanted, before: list[Outcome], opened
         return Outcome(stage.name, stage.title, time.perf_counter() - start, why=str(error), missing=True)
     except GlmspecError as error:
         checked = Checked((), (fault_of(error),))
+    except (OSError, SafetensorError) as error:  # of the disk: a twin is written, in the temporary folder
+        told = os_error_text(error) if isinstance(error, OSError) else str(error)
+        checked = Checked((), (Fault(stage.title, told, ""),))
     except Exception as error:  # ours: the other stages, and the report, are worth having all the same
         told = f"{type(error).__name__}: {error}"
         where = traceback.extract_tb(error.__traceback__)[-1]
         why = f"glmspec failed in {Path(where.filename).name}:{where.lineno} ({told})."
         checked = Checked((), (Fault(stage.title, why, "This is a fault of glmspec: report it."),))
     seconds = time.perf_counter() - start + opened
-    return Outcome(stage.name, stage.title, seconds, checked.facts, checked.faults)
+    return Outcome(stage.name, stage.title, seconds, checked.facts, checked.faults, dict(checked.numbers))
 
 
 def _unopened(subject: dict, error: GlmspecError, wanted: Wanted, seconds: float) -> Report:
@@ -211,4 +233,4 @@ def _unopened(subject: dict, error: GlmspecError, wanted: Wanted, seconds: float
         elif stage.name in wanted.stages:
             why = "" if stage.name == "config" else f"needs {blamed}"  # configs are read before tensors
             outcomes.append(Outcome(stage.name, stage.title, why=why))
-    return Report(subject, tuple(outcomes))
+    return Report(subject, tuple(outcomes), versions())

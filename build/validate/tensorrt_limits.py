@@ -37,7 +37,8 @@ def check(case: Case, _) -> Checked:
     facts = [f"TopK up to {TOPK_MOST}, tensors up to {MOST_ELEMENTS:,} elements (largest found {largest:,})"]
     if capability and (slow := [one for one in case.deployment.kinds if one not in NATIVE_PRODUCTS[capability]]):
         facts.append(f"{capability} has no product in {', '.join(slow)}: it is dequantized first")
-    return Checked(tuple(facts), tuple(faults))
+    numbers = {"most_topk": TOPK_MOST, "most_elements": MOST_ELEMENTS, "largest_elements": largest}
+    return Checked(tuple(facts), tuple(faults), numbers)
 
 
 def layer_faults(graph: Graph, capability: str | None) -> Iterator[Fault]:

@@ -88,7 +88,7 @@ def check(case: Case, _) -> Checked:
         + (f" and on {mapping.tp} (ep {mapping.ep}) in lockstep" if mapping.tp > 1 else ""),
         *told,
     )
-    return Checked(facts, (*faults, *wrong))
+    return Checked(facts, (*faults, *wrong), {"layers": layers, "tokens": len(twin.ids)})
 
 
 def make_twin(home: Path, deployment: Deployment) -> _Twin:

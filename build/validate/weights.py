@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from glmspec.build.deployment import Deployment
 from glmspec.build.member import MTP, Implied, Member
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.form import FP4, Held
+from glmspec.build.units import size_text
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 from glmspec.convert.checkpoint import Checkpoint
@@ -29,21 +31,24 @@ _FITS = {
 
 def check(case: Case, _) -> Checked:
     """Names, dtypes and shapes."""
-    facts, faults = [], []
+    facts, faults, counts = [], [], Counter()
     deployment = case.deployment
     for member in deployment.members:
         if isinstance(member.origin, Implied):
             facts.append(f"{member.name}: only its config is there")
         elif member.name != MTP and not member.accepts:  # whose weights lie in the verifier's checkpoint, if any
             users = [one for one in deployment.members if one.origin is member.origin]
-            fact, wrong = _check_checkpoint(deployment, member, users)
+            fact, wrong, numbers = _check_checkpoint(deployment, member, users)
             facts.append(fact)
             faults += wrong
-    return Checked(tuple(facts), tuple(faults))
+            counts.update(numbers)
+    return Checked(tuple(facts), tuple(faults), dict(counts))
 
 
-def _check_checkpoint(deployment: Deployment, member: Member, users: list[Member]) -> tuple[str, list[Fault]]:
-    """One checkpoint and the networks that take its tensors."""
+def _check_checkpoint(
+    deployment: Deployment, member: Member, users: list[Member]
+) -> tuple[str, list[Fault], dict[str, int]]:
+    """One checkpoint and the networks that take its tensors; what one rank holds, counted."""
     wanted = {}
     for user in users:
         form = replace(deployment.form(user, CONTEXT), compute="bfloat16")
@@ -57,8 +62,9 @@ def _check_checkpoint(deployment: Deployment, member: Member, users: list[Member
     numbers = sum(math.prod(spec.dims) for spec in wanted.values())
     names = " and ".join(user.name for user in users)
     return (
-        f"{names}: {ranks} x {len(found):,} tensors, {size / 1e9:.2f} GB and {numbers / 1e9:.2f} G numbers a rank",
+        f"{names}: {ranks} x {len(found):,} tensors, {size_text(size)} and {numbers / 1e9:.2f} G numbers a rank",
         faults,
+        {"tensors": len(found), "bytes": size, "parameters": numbers},
     )
 
 

@@ -218,10 +218,13 @@ def _rope(node: Node, scope: Scope) -> str:
     x, cos, sin = node.inputs
     if not node.attributes["interleaved"]:
         return f"k.rope_half_split({scope.var(x)}, {scope.var(cos)}, {scope.var(sin)})"
-    if x.shape[-1] % 2:
-        raise _unknown(node, "interleaved rotary embedding of an odd number of columns")
-    turn = scope.shared(f"k.rotation({scope.var(cos)}, {scope.var(sin)}, {x.shape[-1]})", [cos, sin])
-    return f"k.rope_interleaved({scope.var(x)}, {turn})"
+    turn, rows = (
+        scope.shared(f"k.rotation({scope.var(cos)}, {scope.var(sin)}, {x.shape[-1]})", [cos, sin]),
+        scope.var(x),
+    )
+    if x.shape[-1] % 2:  # the last column has no partner
+        return f"torch.cat([k.rope_interleaved({rows}[..., :-1].contiguous(), {turn}), {rows}[..., -1:]], -1)"
+    return f"k.rope_interleaved({rows}, {turn})"
 
 
 def _normalization(node: Node, scope: Scope) -> str:

@@ -14,6 +14,7 @@ import tensorrt_rtx
 import torch
 from support.cli import done, refused
 from support.models import ASSETS, random_verifier
+from support.records import rewrite
 from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
 from glmspec.build import bundle, machine
@@ -106,10 +107,8 @@ def source(tmp_path_factory) -> Path:
 def prepared(source: Path, out: Path, check: bool = False, target: str = "b200", **options: Any) -> Path:
     """A bundle, and the message that says how it is finished."""
     limits = dict(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, plugins="off")
-    with pytest.raises(MissingCapability) as told:
-        build_engines(source, (), TARGETS[target], Options(**{**limits, **options}), out, Progress(), check=check)
-    assert told.value.exit_code == 3
-    assert f"glmspec-build engine --from-bundle {out} -o" in str(told.value)
+    left = build_engines(source, (), TARGETS[target], Options(**{**limits, **options}), out, Progress(), check=check)
+    assert f"glmspec-build engine --from-bundle {out} -o" in left
     return out
 
 
@@ -244,13 +243,13 @@ def test_a_converted_checkpoint_is_referred_to_by_hash(source, tmp_path, tensorr
         made = prepared(tmp_path / "ck", tmp_path / "b")
     member = record(made)["members"][0]
     assert not (made / "checkpoints").exists()
-    assert member["weights"] == {"folder": "../ck", "sha256": checkpoint.weights_sha256}
+    assert member["weights"] == {"folder": "../ck", **checkpoint.identity}
     shutil.rmtree(tmp_path / "ck")
     with pytest.raises(EngineError, match=r"expected in .*ck, and are not there"):
         bundle.finish(made, tmp_path / "e", Progress())
     random_verifier(tmp_path / "other", seed=9, **SIZES)
     plan_conversion(tmp_path / "other").write(tmp_path / "ck")
-    with pytest.raises(EngineError, match="not the weights the bundle was made for"):
+    with pytest.raises(EngineError, match=r"not the checkpoint .* was made for"):
         bundle.finish(made, tmp_path / "e", Progress())
 
 
@@ -284,7 +283,7 @@ def test_without_a_gpu_it_says_what_is_missing(made, tmp_path, monkeypatch):
 def test_a_changed_bundle_is_refused(with_kernels, tmp_path, tensorrt):
     target = with_kernels / "plugins" / "manifest.json"
     target.write_text(target.read_text() + " ")
-    with pytest.raises(EngineError, match=r"manifest\.json: changed"):
+    with pytest.raises(GlmspecError, match=r"manifest\.json: changed"):
         bundle.finish(with_kernels, tmp_path / "e", Progress())
 
 
@@ -298,11 +297,11 @@ def test_a_member_is_what_its_record_says(tmp_path):
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
 def test_another_contract_is_refused_with_both(made, tmp_path, tensorrt, side):
-    values = record(made)
-    name = "cache.layers.0.latent"
-    spec = next(one for one in values["members"][0]["contract"][side] if one["name"].startswith(name))
-    spec["dims"][3] += 8
-    (made / "config.json").write_text(json.dumps(values))
+    def widen(values: dict) -> None:
+        specs = values["members"][0]["contract"][side]
+        next(one for one in specs if one["name"].startswith("cache.layers.0.latent"))["dims"][3] += 8
+
+    rewrite(made / "config.json", widen)
     with pytest.raises(EngineError, match=r"authors cache\.layers\.0\.latent.*prepared with cache\.layers\.0"):
         bundle.finish(made, tmp_path / "e", Progress())
     assert not (tmp_path / "e").exists()
@@ -322,7 +321,7 @@ def test_changed_or_missing_weights_are_refused(made, tmp_path, tensorrt):
 
 def test_a_missing_file_is_refused(with_kernels, tmp_path, tensorrt):
     (with_kernels / "plugins" / "manifest.json").unlink()
-    with pytest.raises(EngineError, match=r"manifest\.json: missing"):
+    with pytest.raises(GlmspecError, match=r"manifest\.json: missing"):
         bundle.finish(with_kernels, tmp_path / "e", Progress())
 
 
@@ -330,24 +329,22 @@ def test_a_missing_file_is_refused(with_kernels, tmp_path, tensorrt):
     "key, value", [("target", "zzz"), ("compute", 7), ("limits", 7), ("members", 7), ("members", [{"name": "x"}])]
 )
 def test_a_damaged_record_is_refused_by_key(made, tmp_path, key, value):
-    values = record(made) | {key: value}
-    (made / "config.json").write_text(json.dumps(values))
-    with pytest.raises(GlmspecError, match=f"{key}: found"):
+    rewrite(made / "config.json", lambda values: values.update({key: value}))
+    with pytest.raises(GlmspecError, match=f"(?s){key}: .*found"):
         bundle.finish(made, tmp_path / "e", Progress())
 
 
 def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatch):
     with monkeypatch.context() as bare:
         bare.setattr(machine, "this_machine", lambda package: Machine(None, None))
-        with pytest.raises(MissingCapability):
-            options = Options(
-                max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=True,
-                num_speculative_tokens=3, drafter_window="relative", draft_sampling="probabilistic", plugins="off",
-            )  # fmt: skip
-            drafters = (ASSETS / "tiny-dspark",)
-            build_engines(
-                ASSETS / "tiny-verifier", drafters, TARGETS["b300"], options, tmp_path / "b", Progress(), check=False
-            )
+        options = Options(
+            max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=True,
+            num_speculative_tokens=3, drafter_window="relative", draft_sampling="probabilistic", plugins="off",
+        )  # fmt: skip
+        drafters = (ASSETS / "tiny-dspark",)
+        build_engines(
+            ASSETS / "tiny-verifier", drafters, TARGETS["b300"], options, tmp_path / "b", Progress(), check=False
+        )
     monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM103", VERSION))
     bundle.finish(tmp_path / "b", tmp_path / "e", Progress())
     values = record(tmp_path / "e")
@@ -394,7 +391,7 @@ def test_what_is_no_bundle_is_refused(source, tmp_path):
 )
 def test_engines_of_another_machine_are_refused_with_both_values(made, tmp_path, tensorrt, monkeypatch, here, both):
     bundle.finish(made, tmp_path / "e", Progress())
-    monkeypatch.setattr("glmspec.runtime.engine.this_machine", lambda package: here)
+    monkeypatch.setattr("glmspec.build.directory.this_machine", lambda package: here)
     with pytest.raises(EngineError) as refused:
         Engine(tmp_path / "e")
     assert all(value in str(refused.value) for value in both)

@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from support.cli import done, refused
 from support.models import GOLDENS, edit_checkpoint
+from support.records import rewrite
 
 from glmspec.build.cli import main
 
@@ -32,44 +33,47 @@ SAMPLING = (
     "--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--repetition-penalty", "--frequency-penalty",
     "--presence-penalty", "--min-tokens", "--logprobs", "--stop", "--ignore-eos",
 )  # fmt: skip
+TP, EP = "--tp --tensor-parallel-size", "--ep --expert-parallel-size"
+COMMON = {"-q --quiet", "-v --verbose", "--log-file"}
 COMMANDS = {
     "convert": {
-        "source", "-o --output", "--quant", "--recipe", "--calibration", "--tp", "--ep", "--format", "--workers",
+        "source", "-o --output", "--quant", "--recipe", "--calibration", TP, EP, "--format", "--workers",
         "--device",
         "--resume", "--expect-sha256", "--dry-run",
     },
     "calibrate": {"source", "--input", "-o --output"},
-    "verify": {"directory"},
+    "verify": {"directory", "--json"},
     "engine": {
         "--verifier", "--drafter", "--target", "-o --output", "--max-model-len", "--max-num-seqs",
-        "--max-num-batched-tokens", "--dtype", "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype",
+        "--max-num-batched-tokens", "--dtype", TP, "--quant", EP, "--kv-cache-dtype",
         "--max-cached-tokens", "--mtp", "--no-validate", "--from-bundle", "--num-speculative-tokens",
-        "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",
+        "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins", "--resume",
     },
     "validate": {
-        "source", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--dtype",
-        "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
+        "source", "--verifier", "--drafter", "--target", "--max-model-len", "--max-num-seqs",
+        "--max-num-batched-tokens", "--dtype",
+        TP, "--quant", EP, "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
         "--mtp", "--group-layers", "--cache", "--stage", "--json", "--junit", "--num-speculative-tokens",
         "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",
     },
     "plugins": {
         "--verifier", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens",
-        "--tp --tensor-parallel-size", "--quant", "--ep", "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
+        TP, "--quant", EP, "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
         "--mtp", "--num-speculative-tokens", "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",
-        "--dtype", "--op", "-o --output",
+        "--dtype", "--op", "-o --output", "--json",
     },
     "generate": {"engines", "--input", "--prompt",
-        "--chat", "--output", "--stats", "--max-tokens", *SAMPLING, *DRAFTING},
+        "--chat", "-o --output", "--resume", "--stats", "--max-tokens", *SAMPLING, *DRAFTING},
     "repo": {"engines", "-o --output", *DRAFTING},
     "serve": {"repository", "--host", "--http-port", "--grpc-port", "--metrics-port"},
-    "inspect": {"directory"},
+    "inspect": {"directory", "--json"},
 }  # fmt: skip
 REQUIRED = {
     "convert": {"source"},
     "calibrate": {"source", "prompts", "output"},
     "verify": {"directory"},
     "engine": set(),  # checked by hand: --from-bundle needs none
-    "validate": {"source"},
+    "validate": set(),  # checked by hand: SOURCE or --verifier
     "plugins": set(),  # checked by hand, as `validate`'s --target
     "generate": {"engines", "max_tokens"},
     "repo": {"engines", "output"},
@@ -82,7 +86,7 @@ TARGETS = ["cpu", "rtx-pro-6000", "b200", "b300", "h200"]
 def test_commands_and_options_are_frozen():
     """Scripts depend on these: adding is fine, renaming or removing is not. Change this test knowingly."""
     found = {name: {" ".join(p.opts) for p in command.params} for name, command in main.commands.items()}
-    assert found == COMMANDS
+    assert found == {name: options | COMMON for name, options in COMMANDS.items()}
     needed = {name: {p.name for p in command.params if p.required} for name, command in main.commands.items()}
     assert needed == REQUIRED
 
@@ -156,13 +160,12 @@ def test_wrong_usage_of_generate_is_exit_code_2(tmp_path):
     assert "--max-tokens" in refused(2, "generate", tmp_path, *ends, "--max-tokens", 0)
 
 
-def test_a_missing_tensorrt_is_exit_code_3(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorrt", None)  # as on a machine without it
+def test_a_bundle_is_a_success_and_its_end_without_tensorrt_is_exit_code_3(tmp_path, monkeypatch):
     """For a GPU machine's targets a bundle is written, and the command that finishes it told."""
+    monkeypatch.setitem(sys.modules, "tensorrt", None)  # as on a machine without it
     out = tmp_path / "e"
-    message = refused(3, "engine", "--verifier", CHECKPOINTS / "verifier", "--target", "b200", "-o", out,
-                      "--no-validate")  # fmt: skip
-    assert f"glmspec-build engine --from-bundle {out} -o" in message
+    made = done("engine", "--verifier", CHECKPOINTS / "verifier", "--target", "b200", "-o", out, "--no-validate")
+    assert made.stdout == f"{out}\n" and f"glmspec-build engine --from-bundle {out} -o" in made.stderr
     assert json.loads((out / "config.json").read_text())["producer"]["kind"] == "engine bundle"
     assert "not installed" in refused(3, "engine", "--from-bundle", out)
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
@@ -469,8 +472,7 @@ def test_adaptive_verification_from_the_command_line(engines, tmp_path):
     options = ("--cost-table", table, "--confidence-temperatures", temperatures, "--adaptive-threshold", 0.2)
     for switch in ("--adaptive-verification", "--enable-adaptive-verification"):
         assert ids(answers(engines, tmp_path, switch, *options)) == plain
-    made = json.loads(table.read_text())
-    table.write_text(json.dumps(made | {"engines_sha256": "0" * 64}))
+    rewrite(table, lambda values: values.update(engines_sha256="0" * 64))
     arguments = ("generate", engines, "--input", tmp_path / "prompts.jsonl", "--output", tmp_path / "out.jsonl")
     arguments = (*arguments, "--max-tokens", 2, "--adaptive-verification")
     assert "engines_sha256: found '000000000000'" in refused(1, *arguments, *options)
@@ -510,5 +512,7 @@ def test_inspect_shows_names_as_they_are(tmp_path):
 
 
 def test_inspect_of_something_else_is_exit_code_1(tmp_path):
-    assert "not a converted checkpoint, engine directory" in refused(1, "inspect", CHECKPOINTS / "verifier")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text('{"model_type": "llama"}')
+    assert "not a checkpoint, engine directory" in refused(1, "inspect", tmp_path / "mine")
     assert "no such file" in refused(1, "inspect", tmp_path)

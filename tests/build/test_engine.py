@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.models import GOLDENS, edit_checkpoint
+from support.records import rewrite as rewrite_file
 
+from glmspec.build.configs.kinds import parse_config
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
@@ -23,8 +25,9 @@ from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.build.progress import Progress
 from glmspec.build.trt import backend
-from glmspec.convert.checkpoint import parse_config, read_checkpoint
+from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.sealed import seal_of
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Request
 
@@ -98,12 +101,14 @@ def test_directory_record(golden_engines):
 def test_recorded_hashes_are_those_of_the_files(golden_engines):
     values = record(golden_engines)
     names = ["verifier", *(drafter["name"] for drafter in values["drafters"])]
-    listed = [*names, *NETWORKS]
-    assert values["files"] == {f"{n}/config.json": digest(golden_engines / n / "config.json") for n in listed}
+    beside = {path.relative_to(golden_engines) for path in golden_engines.rglob("*") if path.is_file()}
+    listed = sorted(str(path) for path in beside if path.parts[0] != "checkpoints" and str(path) != "config.json")
+    assert values["files"] == {name: digest(golden_engines / name) for name in listed}
     for name, source in zip(names, ("verifier", "dspark", "dflash2", "dspark_redvocab"), strict=True):
         model, checkpoint = record(golden_engines / name), golden_engines / "checkpoints" / name
-        weights = read_checkpoint(checkpoint).weights_sha256
-        assert model["weights"] == {"folder": f"../checkpoints/{name}", "sha256": weights}
+        found = read_checkpoint(checkpoint)
+        assert found.identity == {"sha256": found.weights_sha256, "config_sha256": seal_of(record(checkpoint))}
+        assert model["weights"] == {"folder": f"../checkpoints/{name}", **found.identity}
         assert model["pretrained_config"] == record(checkpoint)
         parts = model["pretrained_config"]["parts"]
         assert {part: one["sha256"] for part, one in parts.items()} == {
@@ -332,9 +337,8 @@ def refused_at_load(folder: Path, *expected: str, **options) -> None:
 
 
 def rewrite(folder: Path, change) -> None:
-    values = record(folder)
-    change(values)
-    (folder / "config.json").write_text(json.dumps(values))
+    """Edit a record as if it had been written so."""
+    rewrite_file(folder / "config.json", change)
 
 
 def resign(engines: Path, name: str) -> None:
@@ -363,7 +367,7 @@ def test_other_weights_are_refused(copied, tmp_path, name, source):
     other = edit_checkpoint(source, tmp_path / "other", add={key: tensors[key] + 1})
     shutil.rmtree(copied / "checkpoints" / name)
     plan_conversion(other).write(copied / "checkpoints" / name)
-    refused_at_load(copied, f"checkpoints/{name}", "not the weights")
+    refused_at_load(copied, f"checkpoints/{name}", "not the checkpoint")
 
 
 def test_weights_cut_short_are_refused(copied):
@@ -493,7 +497,7 @@ def test_a_drafter_s_profile_has_its_rings(golden_engines, name, window):
 
 def test_an_engine_directory_of_another_version_is_refused(copied):
     rewrite(copied, lambda values: values.pop("mtp"))
-    refused_at_load(copied, "another version", "Build the engine directory again")
+    refused_at_load(copied, "mtp: found no such key")
 
 
 # -- what may be chosen for drafters --------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 from support.models import GOLDENS
 
 from glmspec.build.configs.fields import read_json
+from glmspec.build.configs.kinds import parse_config
 from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.errors import NetworkError
 from glmspec.build.models.registry import model_of
@@ -24,7 +25,6 @@ from glmspec.build.network.graph import Network
 from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
 from glmspec.build.trt import backend
-from glmspec.convert.checkpoint import parse_config
 
 LIMITS = EngineLimits(
     max_model_len=512, max_num_seqs=4, max_num_batched_tokens=128, page_size=16, segment_rows=12, block_rows=9
@@ -257,7 +257,7 @@ from glmspec.build.models.registry import model_of
 from glmspec.build.network.form import Form
 from glmspec.build.network.reader import read
 from glmspec.build.trt import backend
-from glmspec.convert.checkpoint import parse_config
+from glmspec.build.configs.kinds import parse_config
 hashes = {{}}
 for name in {list(reversed(NAMES))!r}:
     path = Path({str(GOLDENS)!r}) / "checkpoints" / name / "config.json"

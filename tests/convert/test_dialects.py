@@ -481,6 +481,26 @@ def test_hf_out_describes_itself(folder, tmp_path):
     assert torch.equal(*pair)
 
 
+def test_hf_out_of_a_mixture_spells_blocks_as_modelopt_does(folder, tmp_path):
+    """FP8_PB_WO: `weight_scale` [rows / 128, 1, columns / 128, 1], and it is read again as it was."""
+    source, _ = in_dialect(folder, tmp_path, "fp8")
+    write_hf(plan_conversion(source, NVFP4), tmp_path / "hf", Run())
+    held = load_file(tmp_path / "hf" / "model.safetensors")
+    given = {}
+    for path in source.glob("*.safetensors"):
+        given |= load_file(path)
+    assert not any(name.endswith("scale_inv") for name in held)
+    for name in ("model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.up_proj.weight"):
+        scale = given[f"{name}_scale_inv"]
+        assert torch.equal(held[f"{name}_scale"], scale[:, None, :, None])
+        assert torch.equal(held[name].view(torch.uint8), given[name].view(torch.uint8))
+    found = plan_conversion(tmp_path / "hf", AUTO).write(tmp_path / "a")
+    expected = plan_conversion(source, NVFP4).write(tmp_path / "b")
+    name = "model.layers.0.self_attn.o_proj.weight"
+    assert found.record["quantization"]["formats"][name] == "fp8_block"
+    assert torch.equal(found.load()[name], expected.load()[name])
+
+
 def test_hf_out_of_all_fp8_reads_as_native_fp8(folder, tmp_path):
     write_hf(plan_conversion(folder, FP8), tmp_path / "hf", Run())
     config = json.loads((tmp_path / "hf" / "config.json").read_text())["quantization_config"]
@@ -492,5 +512,6 @@ def test_nothing_else_is_left_out_of_hf_out(folder, tmp_path):
     source = edit_checkpoint(folder, tmp_path / "hf", add=extra)
     write_hf(plan_conversion(source, AUTO), tmp_path / "out", Run())
     record = json.loads((tmp_path / "out" / "glmspec.json").read_text())
-    assert list(record["left_out"].values()) == [sorted(extra)]
+    assert [why.split()[0] for why in record["left_out"]] == ["scale", "K/V"]
+    assert sorted(name for names in record["left_out"].values() for name in names) == sorted(extra)
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == tensors_of(folder).keys()

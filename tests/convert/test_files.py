@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import multiprocessing
 import os
 from hashlib import sha256 as digest
 from pathlib import Path
 
 import pytest
 
-from glmspec.build.errors import GlmspecError
+from glmspec.build.errors import GlmspecError, os_error_text
+from glmspec.build.units import size_text
 from glmspec.convert.files import (
     CHECKPOINT,
     ENGINES,
-    new_folder,
+    check_output,
     producer,
-    refuse_to_replace,
     sha256,
     write_bytes,
     write_json,
+    write_output,
 )
+from glmspec.convert.folders import new_folder, refuse_to_replace
 
 # -- files --------------------------------------------------------------------------------------
 
@@ -49,6 +53,123 @@ def test_an_unfinished_file_does_not_replace_the_old_one(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+FIXED = {"mounted": errno.EBUSY, "of another layer": errno.EXDEV}
+
+
+@pytest.mark.parametrize("why", FIXED)
+@pytest.mark.parametrize("data", [b"longer than before", b"short", b""])
+def test_a_file_that_cannot_be_replaced_is_written_into(tmp_path, monkeypatch, why, data):
+    path = tmp_path / "file"
+    path.write_bytes(b"before, it was")
+    inode, rename = path.stat().st_ino, os.rename
+
+    def refuse(source, target):
+        if Path(target) == path:
+            raise OSError(FIXED[why], os.strerror(FIXED[why]))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    write_output(path, data)
+    assert path.read_bytes() == data and path.stat().st_ino == inode
+    assert os.listdir(tmp_path) == ["file"]
+    with pytest.raises(OSError) as caught:
+        (path.unlink(), write_output(path, data))
+    assert caught.value.filename == str(path) and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("why", ["EROFS", "EACCES"])
+def test_a_file_in_a_folder_that_may_not_be_written(tmp_path, monkeypatch, why):
+    """Mounted by itself below a read-only root, say."""
+    path, opened = tmp_path / "file", os.open
+    code = getattr(errno, why)
+
+    def refuse(name, flags, *rest, **options):
+        made = flags & os.O_CREAT or flags & os.O_TMPFILE == os.O_TMPFILE
+        if (Path(name).parent == tmp_path and Path(name) != path and made) or (Path(name) == tmp_path and made):
+            raise OSError(code, os.strerror(code), str(name))
+        return opened(name, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(GlmspecError, match=f"^--x {path}: cannot be written"):
+        check_output(path, "--x")
+    monkeypatch.setattr(os, "open", opened)
+    path.write_bytes(b"before")
+    monkeypatch.setattr(os, "open", refuse)
+    check_output(path)
+    write_output(path, b"after")
+    assert path.read_bytes() == b"after"
+
+
+@pytest.mark.parametrize("what", ["folder", "no folder above", "file above"])
+def test_what_cannot_be_an_output_is_named(tmp_path, what):
+    (tmp_path / "file").touch()
+    path = {"folder": tmp_path, "no folder above": tmp_path / "no" / "x", "file above": tmp_path / "file" / "x"}[what]
+    with pytest.raises(GlmspecError, match=f"^{path}: cannot be written .* folder"):
+        check_output(path)
+
+
+def test_a_pipe_is_written_into(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    check_output(tmp_path / "pipe")
+    write_output(tmp_path / "pipe", b"through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+
+
+def test_a_full_disk_is_told_of_the_file_and_loses_nothing(tmp_path, monkeypatch):
+    write_bytes(tmp_path / "file", b"old")
+    write, left = os.write, [3]
+
+    def full(descriptor, data):
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left[0] = 0
+        return write(descriptor, data[:3])
+
+    with monkeypatch.context() as patch, pytest.raises(OSError) as caught:
+        patch.setattr(os, "write", full)
+        write_bytes(tmp_path / "file", b"new one")
+    text = os_error_text(caught.value)
+    assert text.startswith(f"{tmp_path / 'file'}: No space left on device. Make room")
+    assert (tmp_path / "file").read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+def write_many(folder: Path, text: str) -> None:
+    for number in range(200):
+        write_json(folder / f"{number}", {"by": text * 1000})
+
+
+def test_two_writers_lose_nothing(tmp_path):
+    """Each file is whole and one of theirs, no write fails, and nothing is left."""
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_many, args=(tmp_path, text)) for text in "ab"]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join(120)
+    assert [one.exitcode for one in writers] == [0, 0]
+    assert sorted(os.listdir(tmp_path), key=int) == [str(number) for number in range(200)]
+    assert {json.loads(path.read_text())["by"] for path in tmp_path.iterdir()} <= {"a" * 1000, "b" * 1000}
+
+
+def test_what_a_killed_writer_left_is_taken_over(tmp_path):
+    (tmp_path / ".file.partial").write_bytes(b"half of something longer")
+    write_bytes(tmp_path / "file", b"whole")
+    assert (tmp_path / "file").read_bytes() == b"whole" and os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_960, "1.0 MB"),
+        (12_345_678, "12.3 MB"), (476_000_000_000, "476.0 GB"), (1_510_000_000_000, "1,510.0 GB"),
+    ],
+)  # fmt: skip
+def test_sizes_are_readable(count, text):
+    assert size_text(count) == text
 
 
 def test_json_keeps_its_order(tmp_path):
@@ -126,12 +247,12 @@ def test_an_interrupted_replacement_keeps_the_older_folder(tmp_path, monkeypatch
     rename = Path.rename
 
     def fail(self, target):
-        if ".partial-" in self.name:
-            raise OSError("no")
+        if self.name == ".out.partial":
+            raise OSError(5, "no")
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="no"):
+    with pytest.raises(GlmspecError, match=r"out: cannot be written \(no\)"):
         fill(tmp_path / "out", "two")
     assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "one"]
     assert os.listdir(tmp_path) == ["out"]

@@ -171,11 +171,3 @@ def test_hugging_face_s_layout_keeps_it(tmp_path):
     found, expected = (load_file(home / "model.safetensors") for home in (tmp_path / "out", TINY))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_a_checkpoint_of_before_holds_none(tmp_path):
-    """Its record does not say."""
-    checkpoint = plan_conversion(VERIFIER).write(tmp_path / "ck")
-    del checkpoint.record["mtp"]
-    checkpoint.check()
-    assert not checkpoint.mtp

@@ -12,6 +12,7 @@ from support.models import GOLDENS, edit_checkpoint
 
 from glmspec.build.errors import CheckpointError, ConfigError
 from glmspec.convert.conversion import Conversion, plan_conversion
+from glmspec.convert.hf import plan_hf
 
 CHECKPOINTS = GOLDENS / "checkpoints"
 VERIFIER, DSPARK, REDUCED = (CHECKPOINTS / name for name in ("verifier", "dspark", "dspark_redvocab"))
@@ -272,6 +273,50 @@ def test_cache_scales_are_reported(tmp_path):
     conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", add=extra))
     (names,) = conversion.plan.left_out.values()
     assert names == sorted(extra) and "K/V scale" in next(iter(conversion.plan.left_out))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "self_attn.k_scale",
+        "self_attn.q_scale",
+        "self_attn.prob_scale",
+        "self_attn.k_zero_point",
+        "self_attn.attn.v_scale",
+        "self_attn.mla_attn.k_scale",
+        "mla_attn.mla_attn.v_scale",
+        "self_attn.kv_scale",
+        "self_attn.kv_cache_scale",
+        "self_attn.k_cache_scale",
+        "self_attn.kv_cache_scaling_factor",
+        "self_attn.k_proj.output_scale",
+        "self_attn.kv_b_proj.output_scale",
+        "self_attn.prob_output_scale",
+        "self_attn.v_proj.v_bias",
+    ],
+)
+def test_cache_scales_in_every_spelling(tmp_path, name):
+    """Also beyond the last layer: they make no multi-token-prediction module appear."""
+    extra = {f"model.layers.{layer}.{name}": torch.tensor(0.5) for layer in (0, 6)}
+    config = {"num_nextn_predict_layers": 1}
+    conversion = plan_conversion(edit_checkpoint(VERIFIER, tmp_path / "v", config=config, add=extra))
+    assert conversion.plan.left_out == {"K/V scale of a cache format that is not used": sorted(extra)}
+    assert not conversion.mtp
+    assert plan_hf(conversion).left_out == conversion.plan.left_out
+
+
+@pytest.mark.parametrize("name", ["mlp.down_proj.output_scale", "self_attn.o_proj.k_scales", "self_attn.w_scale"])
+def test_what_is_no_cache_scale_is_surplus(tmp_path, name):
+    refused(
+        edit_checkpoint(VERIFIER, tmp_path / "v", add={f"model.layers.0.{name}": torch.tensor(0.5)}), name, "surplus"
+    )
+
+
+def test_a_scale_that_a_quantized_weight_does_not_use_is_surplus(tmp_path):
+    """It is no left-over: it says something of the weight's values."""
+    name = "model.layers.0.self_attn.q_a_proj"
+    add = fp8_linear(f"{name}.weight", 32, 64) | {f"{name}.input_global_scale": torch.tensor(2.0)}
+    refused(edit_checkpoint(VERIFIER, tmp_path / "v", add=add), f"{name}.input_global_scale", "surplus")
 
 
 def test_rotary_frequencies_are_reported(tmp_path):

@@ -17,7 +17,7 @@ from support.models import edit_checkpoint, random_verifier
 
 from glmspec.build.errors import CheckpointError, GlmspecError
 from glmspec.build.network.shards import Mapping
-from glmspec.convert import files, writer
+from glmspec.convert import folders, writer
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.writer import Run
@@ -220,8 +220,8 @@ def test_a_journal_whose_last_line_is_torn_is_read(folder, tmp_path):
 
 def test_a_disk_too_small_is_said_before_anything_is_written(folder, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=100_000))
-    with pytest.raises(GlmspecError, match=r"needs 0\.\d GB and its disk has 0\.0 GB left"):
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    with pytest.raises(GlmspecError, match=r"needs 1\.\d MB and its disk has 100\.0 kB left"):
         convert(folder, tmp_path / "ck")
     assert list(tmp_path.iterdir()) == []
 

@@ -11,7 +11,7 @@ from support.models import write_checkpoint
 from glmspec.build.errors import CheckpointError
 from glmspec.convert.formats import to_float32
 from glmspec.convert.source import Source
-from glmspec.convert.storage import Stored, stored
+from glmspec.convert.storage import Stored, check_formats, stored
 
 FP8 = torch.float8_e4m3fn
 FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
@@ -96,6 +96,95 @@ def test_a_block_scale_that_does_not_cover_the_weight_is_refused(tmp_path, shape
 def test_block_scales_of_something_that_is_no_matrix_are_refused(tmp_path):
     tensors = {NAME: torch.ones(128).to(FP8), "layer.proj.weight_scale_inv": torch.ones(1)}
     refused(tmp_path, tensors, NAME)
+
+
+@pytest.mark.parametrize("rows, columns", [(576, 300), (130, 5), (5, 257), (64, 64)])
+@pytest.mark.parametrize("four", [False, True], ids=["2-D", "4-D"])
+def test_block_scales_under_another_name(tmp_path, rows, columns, four):
+    """compressed-tensors and Quark: `weight_scale` like a grid; ModelOpt's FP8_PB_WO: four dimensions."""
+    weight, scale = fp8_blocks(rows, columns).values()
+    expected = values(keep(tmp_path / "a", fp8_blocks(rows, columns)))
+    tensors = {NAME: weight, "layer.proj.weight_scale": scale[:, None, :, None].contiguous() if four else scale}
+    found = keep(tmp_path / "b", tensors)
+    assert (found.format, set(found.names)) == ("fp8_block", set(tensors))
+    assert torch.equal(values(found), expected)
+
+
+@pytest.mark.parametrize("suffix", ["_scale", "_scale_inv"])
+def test_block_scales_of_fused_experts_under_both_names(tmp_path, suffix):
+    weight, scale = (noise(3, 128, 200) * 100).to(FP8), noise(3, 1, 2, seed=9).exp()
+    name = "model.layers.2.mlp.experts.down_proj"
+    found = keep(tmp_path, {name: weight, f"{name}{suffix}": scale}, name)
+    assert found.format == "fp8_block"
+    assert torch.equal(values(found), weight.float() * scale.repeat_interleave(128, 2)[:, :, :200])
+
+
+@pytest.mark.parametrize(
+    "config, suffix, shape, format",
+    [
+        ({}, "weight_scale", (1, 1), "fp8_block"),
+        ({}, "weight_scale", (1,), "fp8"),
+        ({}, "weight_scale_inv", (1, 1), "fp8_block"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "weight_scale", (1, 1), "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": None}, "weight_scale_inv", (1, 1), "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": None}, "weight_scale_inv", (), "fp8"),
+        ({"quant_method": "fp8", "weight_block_size": None}, "weight_scale_inv", (64, 1), "fp8_rows"),
+    ],
+)
+def test_what_the_shape_leaves_open_is_declared(tmp_path, config, suffix, shape, format):
+    """One number may scale a small weight or its one block; without a declaration a matrix is a block's."""
+    tensors = {NAME: (noise(64, 64) * 100).to(FP8), f"layer.proj.{suffix}": torch.full(shape, 0.5)}
+    folder = write_checkpoint(tmp_path, tensors, {"quantization_config": config})
+    found = stored(Source(folder), NAME)
+    assert found.format == format and torch.equal(values(found), tensors[NAME].float() * 0.5)
+
+
+def test_two_scales_of_one_weight_are_refused(tmp_path):
+    """Which one counts is anybody's guess."""
+    refused(tmp_path, fp8_blocks(64, 64) | {"layer.proj.weight_scale": torch.ones(1, 1)}, NAME, "weight_scale_inv'")
+    refused(tmp_path / "b", fp8_blocks(64, 64) | {"layer.proj.weight_scale_2": torch.ones(())}, NAME, "weight_scale_2")
+
+
+# -- formats that are not read --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tensors, what",
+    [
+        ({"weight": torch.ones(64, 64).char(), "weight_scale": torch.ones(64, 1)}, "INT8"),
+        ({"weight": torch.ones(64, 32).byte(), "weight_scale": torch.ones(64, 2)}, "INT4"),
+        ({"weight": torch.ones(64, 32).byte(), "weight_scale": torch.ones(64, 2).byte()}, "MXFP4"),
+        ({"weight_packed": torch.ones(64, 8).int(), "weight_scale": torch.ones(64, 2)}, "INT4 (pack-quantized)"),
+        ({"weight_packed": torch.ones(64, 32).byte(), "weight_scale": torch.ones(64, 2).byte()}, "MXFP4"),
+        ({"weight": torch.ones(64, 64).to(torch.float8_e5m2), "weight_scale": torch.ones(1)}, "FP8 in e5m2"),
+        ({"weight": torch.ones(64, 96).to(FP8), "weight_scale": torch.ones(64, 3).byte()}, "MXFP8"),
+    ],
+)
+def test_a_format_that_is_not_supported_is_named(tmp_path, tensors, what):
+    refused(tmp_path, {f"layer.proj.{k}": tensor for k, tensor in tensors.items()}, NAME, what, "is not supported")
+
+
+@pytest.mark.parametrize(
+    "suffix, what",
+    [
+        ("qweight", "INT4 (GPTQ or AWQ)"),
+        ("weight_zero_point", "zero points"),
+        ("weight_g_idx", "g_idx"),
+        ("weight.absmax", "bitsandbytes"),
+        ("weight.quant_state.bitsandbytes__nf4", "bitsandbytes"),
+        ("pre_quant_scale", "AWQ"),
+        ("svdquant_lora_a", "SVDQuant"),
+        ("bitmask", "sparse"),
+        ("R4_input.weight", "rotation"),
+        ("U_q_attn.perm", "rotation"),
+    ],
+)
+def test_a_tensor_of_such_a_format_is_named(tmp_path, suffix, what):
+    folder = write_checkpoint(tmp_path, {NAME.replace("proj", "o_proj"): noise(2), f"layer.o_proj.{suffix}": noise(2)})
+    with pytest.raises(CheckpointError) as caught:
+        check_formats(Source(folder))
+    for text in (str(folder), f"layer.o_proj.{suffix}", what, "is not supported"):
+        assert text in str(caught.value)
 
 
 # -- FP8, one scale -------------------------------------------------------------------------------
@@ -259,11 +348,25 @@ def test_scales_in_half_precision_are_read_as_numbers(tmp_path, suffix, shape, d
     assert torch.equal(values(keep(tmp_path, tensors)), tensors[NAME].float() * 0.75)
 
 
-@pytest.mark.parametrize("suffix", ["weight_scale_inv", "weight_scale"])
-def test_scales_that_are_exponents_are_refused(tmp_path, suffix):
-    scale = torch.ones(1, 1).to(torch.float8_e8m0fnu)
-    tensors = {NAME: torch.ones(5, 7).to(FP8), f"layer.proj.{suffix}": scale if "inv" in suffix else scale[0]}
-    refused(tmp_path, tensors, f"layer.proj.{suffix}", "found F8_E8M0", "expected F32")
+@pytest.mark.parametrize(
+    "suffix, shape", [("weight_scale_inv", (2, 3)), ("weight_scale", (2, 1, 3, 1)), ("weight_scale", (130, 1))]
+)
+def test_scales_that_are_exponents_are_exact(tmp_path, suffix, shape):
+    """E8M0: byte b is 2^(b - 127), down to a number that float32 has only denormal."""
+    exponents = (torch.arange(math.prod(shape)) * 37 % 255).to(torch.uint8).reshape(shape)
+    tensors = {NAME: torch.ones(130, 257).to(FP8), f"layer.proj.{suffix}": exponents.view(torch.float8_e8m0fnu)}
+    found = values(keep(tmp_path, tensors))
+    for row, column in ((0, 0), (129, 256), (3, 130)):
+        at = exponents.flatten()[row] if shape[0] == 130 else exponents.reshape(2, 3)[row // 128, column // 128]
+        assert found[row, column].item() == 2.0 ** (int(at) - 127)
+
+
+def test_bytes_are_exponents_only_where_that_is_declared(tmp_path):
+    tensors = {NAME: torch.ones(130, 257).to(FP8), "layer.proj.weight_scale_inv": torch.full((2, 3), 128).byte()}
+    refused(tmp_path, tensors, "layer.proj.weight_scale_inv", "found U8", "expected F32")
+    folder, config = tmp_path / "declared", {"quant_method": "fp8", "scale_fmt": "ue8m0"}
+    found = stored(Source(write_checkpoint(folder, tensors, {"quantization_config": config})), NAME)
+    assert torch.equal(values(found), torch.full((130, 257), 2.0))
 
 
 def test_nvfp4_group_scales_of_another_dtype_are_refused(tmp_path):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
+from support.records import rewrite
 
 from glmspec.build.errors import ConfigError
 from glmspec.runtime import profile
@@ -74,7 +73,7 @@ def test_a_table_is_kept(tmp_path):
 def test_a_table_that_does_not_belong_here_is_refused(tmp_path, change, message):
     path = tmp_path / "costs.json"
     save_costs(path, TABLE, MINE)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    rewrite(path, lambda values: values.update(change))
     with pytest.raises(ConfigError, match=f"costs.json: .*{message}"):
         load_costs(path, MINE)
 

@@ -1,6 +1,6 @@
 """Many sampled steps: memory stays flat. The models are stand-ins; loop, acceptance and scheduler are real.
 
-(`scripts/soak.py` makes 20,000 steps with the tiny models.)
+(`scripts/benchmark_sampling.py` makes 20,000 steps with the tiny models.)
 """
 
 from __future__ import annotations

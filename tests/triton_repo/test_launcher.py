@@ -114,7 +114,7 @@ def test_a_server_that_cannot_load_the_model_leaves_nothing_behind(failed):
 def test_a_server_that_cannot_load_the_model_says_why(failed):
     """Above the table of server options that the log ends with."""
     message, _, _, engines = failed
-    assert f"{engines / 'config.json'}: no such file" in message
+    assert f"{engines / 'config.json'}: missing" in message
 
 
 def test_a_server_that_dies_shows_the_end_of_its_log(repo, tmp_path, scratch, stand_in):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
+from support.records import rewrite
 from tritonclient.grpc import model_config_pb2
 
 from glmspec.build.errors import EngineError, GlmspecError
@@ -24,9 +25,9 @@ from glmspec.triton_repo.repository import write_repository
 def engines(golden_engines, tmp_path) -> Path:
     """An engine directory whose drafters came from folders of other names."""
     folder = Path(shutil.copytree(golden_engines, tmp_path / "home" / "engines"))
-    record = json.loads((folder / "config.json").read_text())
-    record["drafters"] = [{**one, "source": f"my-{one['name']}"} for one in record["drafters"]]
-    (folder / "config.json").write_text(json.dumps(record))
+    rewrite(
+        folder / "config.json", lambda record: [one.update(source=f"my-{one['name']}") for one in record["drafters"]]
+    )
     return folder
 
 

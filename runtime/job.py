@@ -1,0 +1,49 @@
+"""A prompt that is being answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from glmspec.runtime.engine import Engine
+from glmspec.runtime.request import Answer
+from glmspec.runtime.sequence import Sequence
+from glmspec.runtime.stats import SpecStats
+
+
+@dataclass
+class Job:
+    """One prompt and its answer so far."""
+
+    sequence: Sequence
+    answer: Answer = field(default_factory=Answer)
+
+    @property
+    def stats(self) -> SpecStats:
+        """Its speculative steps."""
+        return self.sequence.stats
+
+    def to_json(self, engine: Engine) -> dict[str, Any]:
+        """The output line."""
+        answer = self.answer
+        line: dict[str, Any] = {"output_token_ids": answer.tokens}
+        if engine.tokenizer is not None:
+            line["text"] = answer.text
+        line["finish_reason"] = answer.finish_reason
+        if self.sequence.request.sampling.logprobs is not None:
+            pairs = zip(answer.tokens, answer.logprobs, strict=True)
+            line["logprobs"] = [one.to_json(token) for token, one in pairs]
+        if self.sequence.request.sampling.temperature:
+            line["seed"] = self.sequence.noise.seed
+        line["speculative_decoding"] = self.stats.to_json() if engine.drafter else None
+        if note := note_of(self.sequence, engine):
+            line["note"] = note
+        return line
+
+
+def note_of(sequence: Sequence, engine: Engine) -> str | None:
+    """What the reader of an answer should know about it."""
+    if not sequence.beyond_reach:
+        return None
+    reach = engine.drafter.reach
+    return f"{engine.drafter_name} knows {reach:,} positions; beyond them nothing was drafted"

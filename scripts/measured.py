@@ -1,0 +1,89 @@
+"""What the benchmarks share: the prompts, what they ran on, intervals, and pages that say where a number comes from."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+ROOT = Path(__file__).resolve().parent.parent
+ASSETS, OUT = ROOT / "assets", ROOT / "docs" / "benchmarks"
+DRAWS = 2000  # of a bootstrap
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A held-out prompt and its kind of text."""
+
+    text: str
+    kind: str
+
+
+def prompts() -> list[Prompt]:
+    """The held-out prompts, of every kind."""
+    lines = (ASSETS / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    return [Prompt(one["prompt"], one["kind"]) for one in map(json.loads, lines)]
+
+
+def interval(pooled: Callable[..., np.ndarray], *counts_PC: Sequence[Sequence[float]]) -> list[float]:
+    """The middle 95 % of a pooled number over drawn sets of prompts: a bootstrap, of the same draws every time.
+    counts_PC: what each prompt adds, all its seeds together, a row a prompt. pooled: the number, of sums [draws, C]."""
+    size = len(counts_PC[0])
+    taken_DP = np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), DRAWS)
+    drawn_D = pooled(*(taken_DP @ np.asarray(one, dtype=float) for one in counts_PC))
+    return [float(edge) for edge in np.percentile(drawn_D, [2.5, 97.5])]
+
+
+def length(counts_DC: np.ndarray) -> np.ndarray:
+    """Tokens a speculative step, of columns accepted drafts and steps."""
+    return 1 + counts_DC[..., 0] / counts_DC[..., 1]
+
+
+def made_by(packages: Sequence[str], **config: object) -> dict[str, Any]:
+    """When, on what, with which versions and settings."""
+    versions = {name: version(name) for name in packages}
+    return {"date": date.today().isoformat(), "machine": machine(), "versions": versions, "config": config}
+
+
+def machine() -> dict[str, object]:
+    """What this ran on."""
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": len(names),
+        "python": platform.python_version(),
+    }
+
+
+def origin(script: str, result: dict[str, Any]) -> str:
+    """The first lines of a page."""
+    where = result["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    return (
+        f"Written by `scripts/{script}` on {result['date']}: {where['cpu']}, {where['cores']} cores,\n"
+        f"Python {where['python']}; {versions}."
+    )
+
+
+def spread(edges: Sequence[float], digits: int = 2) -> str:
+    """An interval as it is printed."""
+    return f"{edges[0]:.{digits}f} to {edges[1]:.{digits}f}"
+
+
+def write(name: str, result: dict[str, Any], report: Callable[[dict[str, Any]], str]) -> None:
+    """The numbers, and the page that shows them."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    (OUT / f"{name}.md").write_text(report(result), encoding="utf-8")
+    console.print(report(result), markup=False)

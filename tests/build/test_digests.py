@@ -1,0 +1,305 @@
+"""Whatever decides an answer is under a digest: a byte that changes in any file that we write is found by `verify`, and
+by the load of what uses the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.cli import refused
+from support.models import ASSETS, GOLDENS, random_verifier
+from support.records import flips, rewrite
+
+from glmspec.build import bundle, machine
+from glmspec.build.compile_plugins import compile_plugins, full_model
+from glmspec.build.configs.target import TARGETS
+from glmspec.build.engine import Options, build_engines
+from glmspec.build.errors import GlmspecError, MissingCapability
+from glmspec.build.progress import Progress
+from glmspec.build.verify import verify_folder
+from glmspec.convert import sealed
+from glmspec.convert.checkpoint import read_checkpoint
+from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.hf import write_hf
+from glmspec.convert.sealed import seal_of
+from glmspec.convert.writer import Run
+from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
+from glmspec.runtime.engine import Engine
+from glmspec.triton_repo.repository import open_repository, write_repository
+
+VERIFIER, DRAFTER = GOLDENS / "checkpoints" / "verifier", GOLDENS / "checkpoints" / "dspark"
+TEXTS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder of everything that is written, with weights of a tiny verifier that has a tokenizer."""
+    made = tmp_path_factory.mktemp("all")
+    source = made / "source"
+    random_verifier(source, num_hidden_layers=2, indexer_types=["full", "shared"], vocab_size=96)
+    for name in TEXTS:
+        shutil.copy(ASSETS / "tiny-verifier" / name, source / name)
+    return made
+
+
+@pytest.fixture(scope="module")
+def checkpoint(home) -> Path:
+    return plan_conversion(home / "source").write(home / "checkpoint").folder
+
+
+@pytest.fixture(scope="module")
+def hf(home) -> Path:
+    write_hf(plan_conversion(home / "source"), home / "hf", Run())
+    return home / "hf"
+
+
+@pytest.fixture(scope="module")
+def engines(home) -> Path:
+    """Built from a converted verifier, with a drafter, acceptance networks and a tokenizer."""
+    drawn = Options(draft_sampling="probabilistic", max_num_seqs=2, max_model_len=64)
+    source = home / "golden"
+    shutil.copytree(VERIFIER, source)
+    for name in TEXTS:
+        shutil.copy(ASSETS / "tiny-verifier" / name, source / name)
+    build_engines(source, [DRAFTER], TARGETS["cpu"], drawn, home / "engines", Progress(), check=False)
+    return home / "engines"
+
+
+@pytest.fixture(scope="module")
+def repository(home, engines) -> Path:
+    write_repository(engines, home / "repository", None, True)
+    return home / "repository"
+
+
+@pytest.fixture(scope="module")
+def prepared(home) -> Path:
+    """A bundle: what is built where TensorRT is not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "this_machine", lambda package: machine.Machine(None, None))
+        options = Options(max_num_seqs=2, max_model_len=64, plugins="off")
+        with pytest.raises(MissingCapability, match="a bundle"):
+            build_engines(home / "source", (), TARGETS["b200"], options, home / "bundle", Progress(), check=False)
+    return home / "bundle"
+
+
+@pytest.fixture(scope="module")
+def kernels(home) -> Path:
+    compile_plugins(full_model(TARGETS["b200"], ["argmax"])[:1], TARGETS["b200"], home / "kernels", Progress())
+    return home / "kernels"
+
+
+def found_by(check: Callable[[Path], object], folder: Path, files: list[Path], count: int) -> None:
+    """Every flipped byte of these files is refused by `check`, by name; the folder as it was passes."""
+    check(folder)
+    for path in files:
+        whole = path.read_bytes()
+        try:
+            for at, changed in flips(path, count):
+                path.write_bytes(changed)
+                try:
+                    check(folder)
+                except GlmspecError as error:
+                    assert str(error)
+                else:
+                    pytest.fail(f"{path.relative_to(folder)}: byte {at}: {whole[at - 9 : at + 9]!r} changed unseen")
+        finally:
+            path.write_bytes(whole)
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "hf", "engines", "repository", "prepared", "kernels"])
+def test_verify_finds_a_changed_byte_of_every_file(request, kind):
+    folder = request.getfixturevalue(kind)
+    found_by(lambda place: verify_folder(place, Progress()), folder, files_of(folder), 2)
+
+
+def test_the_load_of_engines_finds_a_changed_byte_of_every_file(engines):
+    found_by(Engine, engines, files_of(engines), 2)
+
+
+def test_a_bundle_is_finished_only_as_it_was_prepared(prepared):
+    def check(folder: Path) -> None:
+        with pytest.raises(MissingCapability):  # all is well up to the compiler, which is not here
+            bundle.finish(folder, folder.parent / "finished", Progress())
+
+    found_by(check, prepared, files_of(prepared), 2)
+
+
+def test_a_repository_serves_only_what_it_was_made_of(repository):
+    found_by(open_repository, repository, files_of(repository), 9)
+
+
+def test_our_hugging_face_checkpoint_is_converted_only_as_it_was_written(hf):
+    small = [path for path in files_of(hf) if path.suffix != ".safetensors"]  # what a source's tensors hold is its own
+    found_by(plan_conversion, hf, small, 3)
+
+
+def test_a_cost_table_is_read_only_as_it_was_measured(tmp_path):
+    made, path = MadeFor("ab" * 32, "dspark"), tmp_path / "costs.json"
+    save_costs(path, CostTable(Column((1, 4), (1.25, 1.5)), Column((2, 8), (2.5, 3.125), 8)), made)
+    found_by(lambda _: load_costs(path, made), tmp_path, [path], 60)
+
+
+# -- records that glmspec could have written, and did not --------------------------------------------
+
+
+@pytest.fixture
+def copied(engines, tmp_path) -> Path:
+    return Path(shutil.copytree(engines, tmp_path / "engines"))
+
+
+EDITS = {
+    "rope_theta": lambda values: values["hf_config"]["rope_parameters"].update(rope_theta=90000.0),
+    "routed_scaling_factor": lambda values: values["hf_config"].update(routed_scaling_factor=9.5),
+    "rms_norm_eps": lambda values: values["hf_config"].update(rms_norm_eps=1e-3),
+    "num_experts_per_tok": lambda values: values["hf_config"].update(num_experts_per_tok=1),
+    "eos_token_ids": lambda values: values.update(eos_token_ids=[2]),
+}
+
+
+@pytest.mark.parametrize("key", EDITS)
+def test_a_checkpoint_sealed_again_is_not_the_one_engines_were_built_for(copied, key):
+    place = copied / "checkpoints" / "verifier"
+    rewrite(place / "config.json", EDITS[key])
+    verify_folder(place, Progress())  # by itself it is whole
+    for check in (Engine, lambda folder: verify_folder(folder, Progress())):
+        with pytest.raises(GlmspecError, match=r"not the checkpoint .*verifier was made for.*Build the engine"):
+            check(copied)
+
+
+@pytest.mark.parametrize("key", EDITS)
+def test_an_edited_checkpoint_is_refused_by_itself(checkpoint, tmp_path, key):
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "ck"))
+    values = json.loads((folder / "config.json").read_text())
+    EDITS[key](values)
+    (folder / "config.json").write_text(json.dumps(values))
+    assert "config.json: changed since it was written" in refused(1, "verify", folder)
+    assert "changed since" in refused(1, "engine", "--verifier", folder, "--target", "cpu", "-o", tmp_path / "out")
+
+
+def test_a_drafter_s_checkpoint_sealed_again_is_refused_too(copied):
+    rewrite(copied / "checkpoints" / "dspark" / "config.json", lambda values: values["hf_config"].update(_note="x"))
+    with pytest.raises(GlmspecError, match=r"not the checkpoint .*dspark was made for"):
+        Engine(copied)
+    Engine(copied, speculate=False)
+
+
+def drop(*keys: str) -> Callable[[dict], None]:
+    """Takes one key out, however deep."""
+
+    def change(values: dict) -> None:
+        for key in keys[:-1]:
+            values = values[key]
+        del values[keys[-1]]
+
+    return change
+
+
+def swap(values: dict) -> None:
+    """One weight's format under another's number."""
+    formats = values["quantization"]["formats"]
+    formats["model.layers.7.input_layernorm.weight"] = formats.pop("model.layers.1.input_layernorm.weight")
+
+
+BROKEN = {
+    "checkpoint": [
+        (swap, "formats: model.layers.1.input_layernorm.weight: found no such key, expected"),
+        (drop("parts"), "parts: found no such key, expected an object"),
+        (drop("parts", "rank0.safetensors", "size"), "rank0.safetensors: size: found no such key"),
+        (drop("mapping", "moe_ep_size"), "mapping: moe_ep_size"),
+        (lambda values: values["quantization"]["inputs"].append(7), "inputs: found"),
+        (lambda values: values["ranks"].append(["rank1.safetensors"]), "ranks: found"),
+        (lambda values: values["quantization"]["formats"].update({"norm.weight": "int3"}), "formats: norm.weight"),
+        (lambda values: values["quantization"]["formats"].update({"lm_head.weight": "int3"}), "lm_head.weight: found"),
+        (lambda values: values.update(mtp=0), "mtp: found 0, expected true or false"),
+    ],
+    "engines": [
+        (drop("limits", "max_num_seqs"), "limits"),
+        (drop("drafters"), "drafters: found no such key, expected a list"),
+        (drop("drafters", 0, "source"), "source: found no such key, expected a text"),
+        (lambda values: values["acceptance"].append(3), "acceptance: found"),
+        (drop("compute_capability"), "compute_capability"),
+    ],
+    "prepared": [(drop("finish"), "finish"), (drop("members", 0, "weights", "sha256"), "weights: sha256")],
+    "repository": [(drop("engines", "sha256"), "sha256"), (drop("files"), "files")],
+    "kernels": [(drop("files"), "files"), (drop("kernels_for"), "kernels_for")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, at", [(kind, at) for kind, cases in BROKEN.items() for at in range(len(cases))])
+def test_a_key_that_is_not_as_we_write_it_is_named(request, tmp_path, kind, at):
+    change, message = BROKEN[kind][at]
+    folder = Path(shutil.copytree(request.getfixturevalue(kind), tmp_path / "broken"))
+    rewrite(folder / "config.json", change)
+    assert message in refused(1, "verify", folder)
+    if kind == "checkpoint":
+        assert message in refused(1, "engine", "--verifier", folder, "--target", "cpu", "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "engines", "prepared", "repository", "kernels"])
+def test_a_folder_of_an_earlier_version_is_refused_with_what_to_do(request, tmp_path, kind):
+    folder = Path(shutil.copytree(request.getfixturevalue(kind), tmp_path / "old"))
+    values = json.loads((folder / "config.json").read_text())
+    del values["sha256"]
+    (folder / "config.json").write_text(json.dumps(values))
+    message = refused(1, "verify", folder)
+    assert "earlier version of glmspec" in message and " again" in message
+
+
+def test_white_space_is_no_change(checkpoint, tmp_path):
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "ck"))
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values, indent=None))
+    assert read_checkpoint(folder).record["sha256"] == seal_of(values)
+
+
+# -- files that nobody wrote, engines that are others ------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "special_tokens_map.json"])
+def test_a_file_that_decides_text_cannot_be_slipped_in(checkpoint, engines, tmp_path, name):
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "ck"))
+    record = json.loads((folder / "config.json").read_text())
+    if name in record["files"]:
+        rewrite(folder / "config.json", drop("files", name))
+    else:
+        (folder / name).write_text("{}")
+    for command in (("verify", folder), ("engine", "--verifier", folder, "--target", "cpu", "-o", tmp_path / "out")):
+        assert f"{name}: found beside the weights" in refused(1, *command)
+    (folder / name).unlink()
+    (folder / "notes.txt").write_text("mine")  # decides nothing
+    whole = Path(shutil.copytree(engines, tmp_path / "engines"))
+    (whole / "tokenizer" / "added_tokens.json").write_text("{}")
+    with pytest.raises(GlmspecError, match=r"added_tokens\.json: found in the tokenizer's folder"):
+        Engine(whole)
+
+
+def test_a_repository_of_other_engines_is_refused(engines, tmp_path):
+    served = Path(shutil.copytree(engines, tmp_path / "engines"))
+    write_repository(served, tmp_path / "repository", None, True)
+    rewrite(served / "config.json", lambda values: values["drafters"][0].update(source="renamed"))
+    assert "It is not what" in refused(1, "verify", tmp_path / "repository")
+
+
+# -- once a command ----------------------------------------------------------------------------------
+
+
+def test_every_checkpoint_is_hashed_once_and_named_once(engines, checkpoint, tmp_path, monkeypatch):
+    """Also where several models of an engine directory use one."""
+    read: list[Path] = []
+    real = sealed.sha256
+    monkeypatch.setattr(sealed, "sha256", lambda path: read.append(path) or real(path))
+    lines = verify_folder(engines, Progress()).splitlines()
+    assert [line.split(":")[0].rpartition("/")[2] for line in lines] == ["engines", "verifier", "dspark"]
+    assert len(read) == len(set(read))
+    read.clear()
+    out = tmp_path / "out"
+    small = Options(max_num_seqs=2, max_model_len=64)
+    build_engines(checkpoint, (), TARGETS["cpu"], small, out, Progress(), check=False)
+    assert read.count(checkpoint / "rank0.safetensors") == 1
