@@ -233,9 +233,7 @@ def _assemble_backend(server: Path, scratch: Path) -> Path:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = server / "python_backend_stubs" / version / "triton_python_backend_stub"
     if not stub.exists():
-        raise MissingCapability(
-            f"nvidia-pytriton has no Triton stub for Python {version}. Use Python 3.11, 3.12 or 3.13."
-        )
+        raise MissingCapability(f"nvidia-pytriton has no Triton stub for Python {version}. Use Python 3.11 or 3.12.")
     home = scratch / "backends" / "python"
     home.mkdir(parents=True)
     for file in (server / "backends" / "python").iterdir():
