@@ -3,7 +3,7 @@
     BUNDLE/config.json           target, limits, models by hash, contracts, what is left to do
     BUNDLE/checkpoints/NAME/     converted weights, when the inputs were Hugging Face folders
     BUNDLE/plugins/              kernels compiled for the target's GPU, with a manifest
-    BUNDLE/tokenizer/, validation.json
+    BUNDLE/tokenizer/, licenses/, validation.json
 
 `prepare` writes one; `finish` compiles it with the target's own TensorRT and writes the engine directory, which refers
 to the bundle's weights.
@@ -19,6 +19,7 @@ from types import NoneType
 from typing import Any
 
 from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.target import TARGETS, Target
 from glmspec.build.deployment import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, Deployment
 from glmspec.build.directory import CHOICES, CONTRACT, WEIGHTS, limits_of
@@ -26,6 +27,7 @@ from glmspec.build.engine_writer import (
     REPORT,
     TOKENIZER,
     compile_member,
+    copy_licences,
     copy_tokenizer,
     digests_beside_checkpoints,
     write_engines,
@@ -43,7 +45,9 @@ from glmspec.build.validate.report import Report
 from glmspec.convert.checkpoint import Checkpoint, built_for
 from glmspec.convert.files import BUNDLE, ENGINES, producer, write_json
 from glmspec.convert.folders import new_folder, refuse_to_replace
+from glmspec.convert.origin import name_of
 from glmspec.convert.sealed import check_files, check_shape, kind_of, open_sealed, write_sealed
+from glmspec.convert.tokenizer import check_tokenizer
 
 PLUGINS = "plugins"
 _AGAIN = "Prepare the bundle again."
@@ -77,6 +81,7 @@ def prepare(
     if report is not None:
         write_json(folder / REPORT, report.to_json())
     tokenizer = copy_tokenizer(deployment.verifier, folder)
+    licences = copy_licences(weights, folder)
     kernels = _write_kernels(folder / PLUGINS, deployment, proxy, progress)
     write_sealed(
         folder / "config.json",
@@ -87,6 +92,7 @@ def prepare(
             "limits": asdict(deployment.limits),
             "members": members,
             "tokenizer": TOKENIZER if tokenizer else None,
+            "licenses": licences,
             "plugins": deployment.plugins,
             "kernels": PLUGINS if kernels else None,
             "files": digests_beside_checkpoints(folder),
@@ -102,6 +108,7 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
         record = open_bundle(bundle)
         target = TARGETS[record["target"]]
         deployment = _deployment(bundle, record, target)
+        check_tokenizer(deployment.verifier.folder)
     refuse_to_replace(out, ENGINES, [bundle])
     tensorrt = compiler_for(target)
     if tensorrt is None:
@@ -144,7 +151,7 @@ def _prepared(
         contract = deployment.author(member, profile, proxy).contract()
     return {
         "name": member.name,
-        "source": member.folder.resolve().name,
+        "source": name_of(member.folder),
         "weights": {"folder": where, **checkpoint.identity},
         **member.choices,
         "contract": contract.to_json(),
@@ -220,6 +227,7 @@ def _member(record: dict[str, Any], home: Path, checkpoint: Checkpoint) -> Membe
         source=record["source"],
         q=DraftLaw(**record["q"]) if record["q"] else None,
         markov_top_k=record["markov_top_k"],
+        illegal=IllegalIds.from_json(record["illegal_ids"]),
     )
 
 

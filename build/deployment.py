@@ -11,6 +11,7 @@ from pathlib import Path
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.fields import read_json
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.kinds import parse_config
 from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits
 from glmspec.build.configs.target import Target
@@ -23,11 +24,12 @@ from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Network
 from glmspec.build.network.shards import Mapping
 from glmspec.build.trt import Backend
-from glmspec.convert.checkpoint import Checkpoint, is_converted, read_checkpoint
+from glmspec.convert.checkpoint import Checkpoint, config_of, is_converted, read_checkpoint
 from glmspec.convert.conversion import plan_conversion, plan_source
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Options as Conversions
 from glmspec.convert.recipe import RECIPES
+from glmspec.convert.tokenizer import known_ids
 
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"  # how drafts are chosen
 PLUGINS_AUTO, PLUGINS_ON, PLUGINS_OFF = "auto", "on", "off"  # whether plugins stand in for TensorRT's layers
@@ -130,6 +132,7 @@ def open_deployment(
     compute = options.compute or target.compute
     _check_cache_dtype(options.kv_cache_dtype)
     _check_latents(first, target, compute)
+    first = first if config_only else replace(first, illegal=_illegal_ids(first))
     modules = [_mtp(first, options)] if options.mtp else []
     most_drafts = max((one.num_drafts for one in (*modules, *others)), default=0)
     limits = engine_limits(first.config, most_drafts, target, options)
@@ -169,7 +172,23 @@ def _mtp(verifier: Member, options: Options) -> Member:
             "(model.layers.N.eh_proj.weight beyond the last layer). Leave --mtp out, or get a checkpoint that has it."
         )
     sampled = options.draft_sampling == PROBABILISTIC
-    return Member(MTP, verifier.folder, verifier.origin, drafts=options.num_speculative_tokens, sampled=sampled)
+    return Member(
+        MTP,
+        verifier.folder,
+        verifier.origin,
+        drafts=options.num_speculative_tokens,
+        sampled=sampled,
+        illegal=verifier.illegal,
+    )
+
+
+def _illegal_ids(verifier: Member) -> IllegalIds:
+    """What the tokenizer beside the verifier does not know, but for end tokens: choosing one ends the answer, and needs
+    no text. None where there is no tokenizer to ask."""
+    known = known_ids(verifier.folder)
+    if known is None:
+        return ALL_LEGAL
+    return IllegalIds.beside(known | set(verifier.end_ids or ()), verifier.config.vocab_size)
 
 
 def _open_verifier(folder: Path, options: Options, config_only: bool) -> Member:
@@ -243,7 +262,7 @@ def _open_drafter(folder: Path, config_only: bool) -> Origin:
     if config_only:
         path = folder if folder.is_file() else folder / "config.json"
         record = read_json(path)
-        return Implied(parse_config(record.get("hf_config", record), str(path)))
+        return Implied(config_of(record, str(path)) if "hf_config" in record else parse_config(record, str(path)))
     return read_checkpoint(folder) if is_converted(folder) else plan_conversion(folder)
 
 

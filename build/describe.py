@@ -18,8 +18,9 @@ from glmspec.build.configs.fields import read_json
 from glmspec.build.configs.kinds import Config, parse_config
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import GlmspecError
+from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
-from glmspec.convert.conversion import TOKENIZER_FILES, Conversion, plan_source
+from glmspec.convert.conversion import Conversion, plan_source
 from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, HF_CHECKPOINT, KERNELS, REPOSITORY
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Options
@@ -161,7 +162,7 @@ def _about(config: Config, values: Record, folder: Path) -> Record:
         about |= {"model": "verifier", "dialect": _quantized_by(values, folder) or "plain"}
         about |= {"layers": config.num_hidden_layers, "mtp_modules": config.num_nextn_predict_layers}
     about["max_position_embeddings"] = config.max_position_embeddings
-    about["text_files"] = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    about["text_files"] = list(matching(folder, TEXT))
     return about
 
 

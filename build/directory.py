@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any
 
 from glmspec.build.configs.fields import Fields, read_json
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.errors import EngineError, MissingCapability
 from glmspec.build.machine import Machine, this_machine
@@ -29,6 +30,7 @@ SHAPE = {
     "mapping": {"tp_size": int, "moe_ep_size": int},
     "limits": dict,
     "eos_token_ids": list,
+    "illegal_ids": list,
     "tokenizer": (str, NoneType),
     "verifier": str,
     "mtp": (str, NoneType),
@@ -47,6 +49,7 @@ CHOICES = {
     "markov_top_k": (int, NoneType),
     "sampled": bool,
     "q": (dict, NoneType),
+    "illegal_ids": list,
 }
 MODEL = {
     "pretrained_config": {"architecture": str, "eos_token_ids": (list, NoneType)},
@@ -102,6 +105,7 @@ class EngineDirectory:
         verifier = self.model(self.verifier)
         for key, built in (
             ("limits", verifier["build_config"]["limits"]),
+            ("illegal_ids", verifier["build_config"]["illegal_ids"]),
             ("eos_token_ids", verifier["pretrained_config"]["eos_token_ids"]),
         ):
             if self.record.get(key) != built:
@@ -178,6 +182,11 @@ class EngineDirectory:
     def end_ids(self) -> tuple[int, ...]:
         """Token ids that end an answer."""
         return tuple(self.record["eos_token_ids"])
+
+    @property
+    def illegal(self) -> IllegalIds:
+        """Token ids that the head has rows for and the tokenizer does not know."""
+        return IllegalIds.from_json(self.record["illegal_ids"])
 
     @property
     def tokenizer(self) -> Path | None:

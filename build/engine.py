@@ -22,8 +22,10 @@ from glmspec.build.trt import backend
 from glmspec.build.units import size_text
 from glmspec.build.validate.run import Wanted, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
+from glmspec.convert.conversion import Conversion
 from glmspec.convert.files import BUNDLE, ENGINES, write_json
 from glmspec.convert.folders import refuse_to_replace, resumable_folder
+from glmspec.convert.terms import Terms
 
 
 def build_engines(
@@ -46,6 +48,8 @@ def build_engines(
     refuse_to_replace(out, kind, inputs)
     with progress.stage("Reading checkpoints"):
         deployment = open_deployment(verifier, drafters, target, options)
+    for note in beside_notes(deployment):
+        progress.note(note)
     with resumable_folder(out, kind, inputs, resume, weights_size(deployment)) as folder:
         keep_conversions(deployment, folder)
         with progress.stage("Checking checkpoints"):
@@ -82,6 +86,18 @@ def check_weights(deployment: Deployment) -> None:
             origin.check()
 
 
+def beside_notes(deployment: Deployment) -> list[str]:
+    """What a user should know of files beside the weights, licences among them."""
+    notes: list[str] = []
+    for origin in {id(member.origin): member.origin for member in deployment.members}.values():
+        if isinstance(origin, Checkpoint):
+            warning = Terms.from_json(origin.record.get("license")).warning
+            notes += [f"{origin.folder}: {warning}"] if warning else []
+        elif isinstance(origin, Conversion):
+            notes += [f"{origin.source.folder}: {note}" for note in origin.source.notes]
+    return notes
+
+
 def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Deployment:
     """The deployment with a pool of pages that fits its GPU. Says what is legal and surprising."""
     made = with_pool(deployment, plan)
@@ -103,6 +119,11 @@ def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Dep
         progress.note(
             "index_share_for_mtp_iteration: the MTP module may reuse its first run's top-k in a chain's later runs; "
             "here every run makes its own: more work a draft, and the same answers."
+        )
+    if count := len(made.verifier.illegal):
+        progress.note(
+            f"{count:,} of the head's {made.verifier.config.vocab_size:,} rows are no token of the tokenizer: they are "
+            "never chosen."
         )
     if not made.verifier.end_ids:
         progress.note("the verifier names no end token: answers end at max_tokens only.")

@@ -7,6 +7,7 @@
     ENGINES/verifier/PROFILE.layers.jsonl, build.log, timing.cache
     ENGINES/DRAFTER/...                  the same, one folder a drafter
     ENGINES/tokenizer/                   when the verifier has one
+    ENGINES/licenses/NAME/               of each member whose checkpoint has licence files
     ENGINES/validation.json              what `validate` found, unless it was skipped
 
 `engine.py` fills one at once, `bundle.py` in two halves.
@@ -28,14 +29,18 @@ from glmspec.build.network.reader import read
 from glmspec.build.plan import Built, build_plan
 from glmspec.build.progress import Progress
 from glmspec.build.trt import Backend
+from glmspec.convert.beside import TEXT, copy_files, matching
 from glmspec.convert.checkpoint import Checkpoint
-from glmspec.convert.conversion import TOKENIZER_FILES, Conversion
+from glmspec.convert.conversion import Conversion
 from glmspec.convert.files import ENGINES, MODEL_ENGINE, producer, sha256, write_bytes, write_json
+from glmspec.convert.origin import name_of
 from glmspec.convert.sealed import digests, write_sealed
+from glmspec.convert.terms import Terms
+from glmspec.convert.tokenizer import has_tokenizer
 from glmspec.convert.writer import Run
 from glmspec.plugins.registration import compile_kernels
 
-TOKENIZER, REPORT, CHECKPOINTS = "tokenizer", "validation.json", "checkpoints"
+TOKENIZER, LICENCES, REPORT, CHECKPOINTS = "tokenizer", "licenses", "validation.json", "checkpoints"
 TIMING_CACHE, BUILD_LOG = "timing.cache", "build.log"
 
 
@@ -84,7 +89,9 @@ def write_engines(
     for member in deployment.members:
         _write_member(deployment, member, weights[member.name], compiled[member.name], folder, out)
     tokenizer = copy_tokenizer(deployment.verifier, folder)
-    write_sealed(folder / "config.json", _directory_record(deployment, folder, tensorrt, tokenizer))
+    licences = copy_licences(weights, folder)
+    record = _directory_record(deployment, folder, tensorrt, tokenizer)
+    write_sealed(folder / "config.json", record | {"licenses": licences})
 
 
 def _write_member(
@@ -175,13 +182,22 @@ def written_weights(
 
 def copy_tokenizer(verifier: Member, folder: Path) -> bool:
     """Copy the verifier's tokenizer, if it has one."""
-    if not (verifier.folder / "tokenizer.json").exists():
+    if not has_tokenizer(verifier.folder):
         return False
-    (folder / TOKENIZER).mkdir()
-    for name in TOKENIZER_FILES:
-        if (verifier.folder / name).exists():
-            shutil.copyfile(verifier.folder / name, folder / TOKENIZER / name)
+    copy_files(verifier.folder, matching(verifier.folder, TEXT), folder / TOKENIZER)
     return True
+
+
+def copy_licences(weights: dict[str, tuple[Checkpoint, str | None]], folder: Path) -> dict[str, Any]:
+    """Copy every member's licence files; what is known of its terms, by member. Members of one checkpoint have one."""
+    made: dict[Path, tuple[str, dict[str, Any]]] = {}
+    for name, (checkpoint, _) in weights.items():
+        if checkpoint.folder not in made:
+            terms = Terms.from_json(checkpoint.record.get("license"))
+            copy_files(checkpoint.folder, terms.files, folder / LICENCES / name)
+            files = [f"{LICENCES}/{name}/{file}" for file in terms.files]
+            made[checkpoint.folder] = name, terms.to_json() | {"files": files}
+    return dict(made.values())
 
 
 def digests_beside_checkpoints(folder: Path) -> dict[str, str]:
@@ -202,12 +218,13 @@ def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, t
         "compute": deployment.compute,
         "limits": asdict(deployment.limits),
         "eos_token_ids": list(members[0].end_ids),
+        "illegal_ids": members[0].illegal.to_json(),
         "tokenizer": TOKENIZER if tokenizer else None,
         "verifier": VERIFIER,
         "mtp": MTP if any(one.name == MTP for one in members) else None,
         "acceptance": [one.name for one in members if one.accepts],
         "drafters": [
-            {"name": one.name, "kind": one.config.kind, "source": one.source or one.folder.resolve().name}
+            {"name": one.name, "kind": one.config.kind, "source": one.source or name_of(one.folder)}
             for one in deployment.drafters
         ],
         "files": digests_beside_checkpoints(folder),

@@ -17,6 +17,7 @@ from glmspec.build.units import size_text
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.command import left_out_lines
 from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
+from glmspec.convert.terms import terms_lines
 
 
 def show(folder: Path) -> None:
@@ -35,6 +36,9 @@ def show(folder: Path) -> None:
         _show_kernels(console, folder, record["kernels_for"])
     else:
         _show_published(console, describe(folder))
+        return
+    for line in terms_lines(folder.resolve().name, record):
+        console.print(line, markup=False)
 
 
 def _show_published(console: Console, about: dict[str, Any]) -> None:

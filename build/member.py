@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.limits import EngineLimits, Ranges
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.models.acceptance import NETWORKS, DraftLaw, LogitsNetwork, acceptance_of
@@ -59,7 +60,8 @@ class Implied:
 
 @dataclass(frozen=True)
 class Member:
-    """One model of a deployment. taps, hidden: a verifier's outputs for the drafters, for its MTP module. window,
+    """One model of a deployment. taps, hidden: a verifier's outputs for the drafters, for its MTP module. illegal: ids
+    that a verifier or its MTP module never chooses. window,
     drafts, markov_top_k: what was chosen for a drafter; sampled: whether its drafts are drawn. source: what the folder
     was called, where it is no longer the one given. q: of a network that rejects drafts, their law."""
 
@@ -74,6 +76,7 @@ class Member:
     source: str = ""
     q: DraftLaw | None = None
     markov_top_k: int | None = None
+    illegal: IllegalIds = ALL_LEGAL
 
     @property
     def accepts(self) -> bool:
@@ -99,6 +102,7 @@ class Member:
             "markov_top_k": self.markov_top_k,
             "sampled": self.sampled,
             "q": asdict(self.q) if self.q else None,
+            "illegal_ids": self.illegal.to_json(),
         }
 
     @property
@@ -107,8 +111,8 @@ class Member:
         if self.accepts:
             return acceptance_of(self.config, self.name, self.q)
         if self.name == MTP:
-            return Mtp(self.config, sampled=self.sampled)
-        return model_of(self.config, self.taps, hidden=self.hidden, sampled=self.sampled)
+            return Mtp(self.config, sampled=self.sampled, illegal=self.illegal)
+        return model_of(self.config, self.taps, hidden=self.hidden, sampled=self.sampled, illegal=self.illegal)
 
     @property
     def num_drafts(self) -> int:

@@ -22,6 +22,7 @@ from glmspec.convert.files import check_output, json_bytes, write_output
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import EXPERT_MATRICES, weights_of
+from glmspec.convert.tokenizer import has_tokenizer
 
 _LINEAR = re.compile(r"(.*)\.input_quantizer\._amax")
 _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_input_quantizer\._amax")
@@ -93,7 +94,7 @@ def _prompts(folder: Path, path: Path, config: VerifierConfig) -> list[tuple[int
     from glmspec.runtime.prompts import read_requests
     from glmspec.runtime.text import Tokenizer
 
-    tokenizer = Tokenizer(folder) if (folder / "tokenizer.json").exists() else None
+    tokenizer = Tokenizer(folder) if has_tokenizer(folder) else None
     limit = config.max_position_embeddings
     requests = read_requests(
         path, tokenizer, settings={"max_tokens": 1}, vocab_size=config.vocab_size, max_model_len=limit

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -27,6 +27,7 @@ from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import FORMATS
 from glmspec.build.network.shards import Mapping, layout_of
+from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.files import CHECKPOINT
 from glmspec.convert.formats import NUMPY, Block, to_float32
 from glmspec.convert.plan import Weight
@@ -43,6 +44,7 @@ SHAPE = {
     "files": dict,
     "shared_from_verifier": dict,
     "mtp": bool,
+    "mask_embedding": bool,
     "eos_token_ids": (list, NoneType),
     "left_out": dict,
     "notes": list,
@@ -50,7 +52,6 @@ SHAPE = {
     "hf_config": dict,
 }
 _AGAIN = "Convert the checkpoint again."
-_READ = (".json", ".jinja")  # files that decide how texts become tokens
 
 
 @dataclass(frozen=True)
@@ -174,11 +175,11 @@ class Checkpoint:
                         f"expected {wanted.get(name, 'none')}. Convert again."
                     )
         check_files(self.folder, self.record["files"], _AGAIN)
-        for path in self.folder.iterdir():
-            if path.suffix in _READ and path.name not in {"config.json", *self.record["files"]}:
+        for name in matching(self.folder, TEXT):  # they decide how texts become tokens
+            if name not in self.record["files"]:
                 raise CheckpointError(
-                    f"{path}: found beside the weights, and the conversion did not write it: it could change answers. "
-                    "Remove it, or convert again from a folder that has it."
+                    f"{self.folder / name}: found beside the weights, and the conversion did not write it: it could "
+                    "change answers. Remove it, or convert again from a folder that has it."
                 )
         for path in self.files:
             check_digest(path, self.record["parts"][path.name]["sha256"], _AGAIN)
@@ -217,6 +218,12 @@ def parts_digest(parts: dict[str, dict[str, Any]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def config_of(record: dict[str, Any], source: str) -> Config:
+    """The frozen config of a converted checkpoint's record: of its Hugging Face config.json, with what lay beside."""
+    config = parse_config(record["hf_config"], source)
+    return replace(config, mask_embedding=True) if record["mask_embedding"] else config
+
+
 def is_converted(folder: Path) -> bool:
     """True for a folder that `convert` wrote."""
     return kind_of(folder) == CHECKPOINT
@@ -229,7 +236,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder}: not a converted checkpoint. Run: glmspec-build convert {folder} -o OUT")
     path = folder / "config.json"
     record = open_sealed(path, SHAPE, _AGAIN)
-    checkpoint = Checkpoint(folder, parse_config(record["hf_config"], f"{path}: hf_config"), record)
+    checkpoint = Checkpoint(folder, config_of(record, f"{path}: hf_config"), record)
     _check_record(checkpoint, Fields(record, str(path)))
     for part in checkpoint.files:
         if not part.exists():

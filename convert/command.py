@@ -13,11 +13,14 @@ from glmspec.build.progress import Progress
 from glmspec.convert.calibration import Activations, read_calibration
 from glmspec.convert.conversion import is_written, plan_conversion
 from glmspec.convert.files import sha256
-from glmspec.convert.hf import MANIFEST, write_hf
+from glmspec.convert.hf import write_hf
 from glmspec.convert.names import Options
 from glmspec.convert.on_device import require
+from glmspec.convert.origin import name_of
 from glmspec.convert.recipe import RECIPES, read_recipe
+from glmspec.convert.sealed import MANIFEST
 from glmspec.convert.source import SINGLE
+from glmspec.convert.tokenizer import unreadable
 from glmspec.convert.writer import Run
 
 
@@ -50,10 +53,12 @@ def convert_folder(folder: Path, out: Path, options: Options, wanted: Wanted, pr
             expect_digest(folder, wanted.sha256)
     with progress.stage("Reading and checking the checkpoint"):
         conversion = plan_conversion(folder, options)
+        if conversion.end_tokens is not None:  # a drafter is given ids
+            conversion.source.notes += unreadable(folder)
     record_file = MANIFEST if wanted.hf else "config.json"
     if is_written(out, record_file, conversion.fingerprint):
         return [f"{out}: converted before, from these files with these options; nothing to do"]
-    with progress.bytes(f"Converting {folder.resolve().name}", conversion.size) as advance:
+    with progress.bytes(f"Converting {name_of(folder)}", conversion.size) as advance:
         run = Run(wanted.workers or os.cpu_count() or 1, wanted.resume, advance, wanted.device)
         if wanted.hf:
             write_hf(conversion, out, run)

@@ -106,8 +106,10 @@ def read_groups(fields: Fields) -> tuple[Scheme, ...]:
 def _group(group: Fields, whole: Fields) -> tuple[Scheme, ...]:
     """The scheme of a config group; none when it has no weights: then it is of attention and its cache."""
     check_keys(group, ("targets", "weights", "input_activations", "output_activations", "format"))
-    targets = group.values.get("targets")
-    targets = tuple(map(str, [targets] if isinstance(targets, str) else targets or ("Linear",)))
+    named = group.values.get("targets") or ["Linear"]
+    if not isinstance(named, (str, list)):
+        group.fail("targets", "a list of modules")
+    targets = (named,) if isinstance(named, str) else tuple(map(str, named))
     if not group.has("weights"):
         attention = all(re.search("attn|attention|[kvq]_proj", target, re.IGNORECASE) for target in targets)
         if not attention and (group.has("input_activations") or group.has("output_activations")):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,16 +14,19 @@ from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.configs.kinds import Config, check_config, parse_config
 from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
-from glmspec.build.errors import CheckpointError, GlmspecError
+from glmspec.build.errors import CheckpointError, ConfigError, GlmspecError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.network.form import Form, Held, quantized_formats
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Mapping
 from glmspec.convert.agreement import check_declared
+from glmspec.convert.beside import MASK_EMBEDDINGS, copy_files, matching
 from glmspec.convert.checkpoint import HASHED_AT_LOAD, Checkpoint, is_converted, read_checkpoint
 from glmspec.convert.files import CHECKPOINT, producer, sha256, write_json
 from glmspec.convert.folders import resumable_folder
+from glmspec.convert.mask_embedding import take_mask_embedding
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
+from glmspec.convert.origin import source_record
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.sealed import MANIFEST, open_manifest, open_sealed, write_sealed
@@ -33,14 +34,6 @@ from glmspec.convert.source import Source
 from glmspec.convert.storage import check_formats, weights_of
 from glmspec.convert.writer import JOURNAL, Journal, Run, cut, file_part, write_parts
 
-# Copied beside the weights when the source has them: what text in and text out needs.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 AUTO = Options(RECIPES["auto"])
 
 
@@ -144,9 +137,7 @@ class Conversion:
         for rank, files in enumerate(names):
             if len(files) > 1:
                 write_json(folder / f"{stems[rank]}.safetensors.index.json", index(parts, rank, files))
-        for name in TOKENIZER_FILES:
-            if (self.source.folder / name).exists():
-                shutil.copyfile(self.source.folder / name, folder / name)
+        copy_files(self.source.folder, self.source.beside.copied, folder)
         finish(folder, names, journal)
 
     @property
@@ -169,9 +160,11 @@ class Conversion:
     def fingerprint(self) -> str:
         """What must be the same for a finished conversion to be this one: the plan, and every file of the source by
         size and time, because those beside the weights are copied or read too."""
-        files = sorted(path for path in self.source.folder.iterdir() if path.is_file() and path.name[0] != ".")
-        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        name, options = self.source.folder.resolve().name, self.options
+        home = self.source.folder
+        names = {path.name for path in home.iterdir() if path.is_file() and path.name[0] != "."}
+        files = [(name, (home / name).stat()) for name in sorted(names.union(self.source.beside.copied))]
+        stats = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+        name, options = home.resolve().name, self.options
         text = json.dumps([self._plan_digest(), name, options.recipe.name, stats])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -204,7 +197,10 @@ class Conversion:
             "eos_token_ids": None if self.end_tokens is None else list(self.end_tokens),
             "left_out": self.plan.left_out,
             "notes": [*self.source.notes, *self.plan.notes],
-            "source": source_record(self.source),
+            "mask_embedding": isinstance(self.config, DrafterConfig) and self.config.mask_embedding,
+            "license": self.source.terms.to_json(),
+            "beside": self.source.beside.left,
+            "source": source_record(self.source.folder, self.source.files),
             "fingerprint": self.fingerprint,
             "hf_config": hf,
         }
@@ -252,6 +248,8 @@ def plan_source(source: Source, options: Options) -> Conversion:
     check_formats(source)
     if isinstance(config, VerifierConfig):
         notes = _check_agreement(source, options)
+        if odd := matching(source.folder, MASK_EMBEDDINGS):
+            source.notes.append(f"{', '.join(odd)}: belongs to a drafter, and is not used with a verifier")
         plan = plan_verifier(source, config, options)
         source.notes += notes
         return Conversion(source, config, plan, options, _end_tokens(source, config))
@@ -263,6 +261,7 @@ def plan_source(source: Source, options: Options) -> Conversion:
         raise GlmspecError(
             f"{source.folder}: --quant {options.recipe.name}: drafters are not quantized; use auto or bf16."
         )
+    config = take_mask_embedding(source, config)
     plan = plan_drafter(source, config, options)
     parts = [part.stored for weight in plan.weights for task in weight.tasks for part in task.parts]
     source.notes += check_declared(source, {one.name: one for one in parts})
@@ -282,8 +281,8 @@ def _check_agreement(source: Source, options: Options) -> tuple[str, ...]:
 def other_files(folder: Path) -> dict[str, str]:
     """The digest of every small file of a folder that is being written."""
     skipped = (".safetensors", ".partial")
-    paths = [path for path in sorted(folder.iterdir()) if path.suffix not in skipped and path.name != JOURNAL]
-    return {path.name: sha256(path) for path in paths}
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in skipped]
+    return {str(path.relative_to(folder)): sha256(path) for path in paths if path.name != JOURNAL}
 
 
 def quant_algo(formats: set[str]) -> str | None:
@@ -298,27 +297,6 @@ def part_names(stem: str, count: int) -> list[str]:
     if count == 1:
         return [f"{stem}.safetensors"]
     return [f"{stem}-{at:05d}-of-{count:05d}.safetensors" for at in range(1, count + 1)]
-
-
-def source_record(source: Source) -> dict[str, Any]:
-    """Where the weights came from: the folder's name, its revision, the digest of every file."""
-    files, revision = {}, None
-    for path in source.files:
-        commit, files[path.name] = _downloaded(path)
-        revision = revision or commit
-        files[path.name] = files[path.name] or sha256(path)
-    return {"folder": source.folder.resolve().name, "revision": revision, "files": files}
-
-
-def _downloaded(path: Path) -> tuple[str | None, str | None]:
-    """The commit and the SHA-256 that huggingface_hub noted when it downloaded a file, if it did."""
-    note = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
-    if not note.exists():
-        return None, None
-    lines = [*note.read_text(encoding="utf-8").splitlines(), "", "", ""]
-    whole = note.stat().st_mtime >= path.stat().st_mtime - 1  # not for a file that changed afterwards
-    digest = lines[1].strip('"') if whole and re.fullmatch(r'"?[0-9a-f]{64}"?', lines[1]) else None
-    return lines[0] or None, digest
 
 
 def index(parts: list[tuple[Weight, ...]], rank: int, files: list[str]) -> dict[str, Any]:
@@ -350,7 +328,10 @@ def _tokenizer_end(folder: Path) -> list[int]:
     settings, vocabulary = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if not (settings.exists() and vocabulary.exists()):
         return []
-    token, held = read_json(settings).get("eos_token"), read_json(vocabulary)
+    try:
+        token, held = read_json(settings).get("eos_token"), read_json(vocabulary)
+    except ConfigError:
+        return []  # convert goes on without it, and says so; engine does not
     content = token.get("content") if isinstance(token, dict) else token
     ids = [entry["id"] for entry in held.get("added_tokens", []) if entry.get("content") == content]
     plain = (held.get("model") or {}).get("vocab")

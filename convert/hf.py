@@ -17,10 +17,11 @@ from glmspec.build.errors import GlmspecError
 from glmspec.build.network.form import Held
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Layout, Mapping, Split
-from glmspec.convert.conversion import Conversion, other_files, parts_record, source_record
+from glmspec.convert.conversion import Conversion, other_files, parts_record
 from glmspec.convert.files import HF_CHECKPOINT, producer, write_json
 from glmspec.convert.fused import partners
 from glmspec.convert.names import Options, Plan, activation_notes
+from glmspec.convert.origin import source_record
 from glmspec.convert.plan import Weight, chunks
 from glmspec.convert.sealed import MANIFEST, write_sealed
 from glmspec.convert.source import Source
@@ -55,7 +56,9 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             "parts": parts_record(names, journal),
             "left_out": plan.left_out,
             "notes": [*source.notes, *plan.notes],
-            "source": source_record(source),
+            "license": source.terms.to_json(),
+            "beside": source.beside.left,
+            "source": source_record(source.folder, source.files),
             "fingerprint": conversion.fingerprint,
         }
         config = hf_config(source, plan)

@@ -31,7 +31,7 @@ class Imagined(Source):
     def __init__(self, place: Path) -> None:
         file = place if place.is_file() else place / "config.json"
         folder = file.parent
-        self.folder, self.notes, self.tensors, self._descriptors = folder, [], {}, {}
+        self.folder, self.notes, self.tensors, self._descriptors, self._kept = folder, [], {}, {}, {}
         self.config = read_json(file)
         config = VerifierConfig.from_hf(self.config, str(file))
         layers = config.num_hidden_layers + config.num_nextn_predict_layers

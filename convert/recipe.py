@@ -89,7 +89,7 @@ def read_recipe(path: Path) -> Recipe:
     import yaml
 
     try:
-        rules = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+        rules = yaml.safe_load(path.read_text(encoding="utf-8-sig"))  # JSON is YAML
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not readable as JSON or YAML ({error}).") from None
     if not isinstance(rules, list) or not rules:

@@ -74,7 +74,8 @@ class Declared:
 
     def of(self, module: str) -> tuple[Scheme, ...]:
         """The schemes that may be a module's: the one that names it or what it is part of, else those of classes."""
-        named = next((self._named[part] for part in _parts(module) if part in self._named), None)
+        listed = self._named
+        named = next((listed[part] for part in _parts(module) if part in listed), None) if listed else None
         named = named or next((scheme for match, scheme in self._patterns if match(module)), None)
         return (named,) if named else self._classes
 

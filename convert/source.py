@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint folder, opened without reading its tensors.
 
 Knows one file or a sharded index; every way such a folder can be broken is named: a shard that the
-index lists and the disk lacks, a tensor the shard lacks, a file cut short.
+index lists and the disk lacks, a tensor the shard lacks, a file cut short, a second set of weights that says otherwise.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import math
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -20,10 +20,25 @@ from safetensors import SafetensorError, safe_open
 
 from glmspec.build.configs.fields import read_json
 from glmspec.build.errors import CheckpointError
+from glmspec.convert.beside import (
+    MASK_EMBEDDINGS,
+    OTHER_WEIGHTS,
+    PICKLED,
+    Beside,
+    is_pointer,
+    kind_of,
+    matching,
+    survey,
+)
 from glmspec.convert.declared import Declared, declared
 from glmspec.convert.formats import NUMPY, TORCH
+from glmspec.convert.origin import mixed_revisions
+from glmspec.convert.sealed import MANIFEST
+from glmspec.convert.terms import Terms, read_terms
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+_COMPARED = 1 << 16  # bytes at both ends of a tensor by which copies of it are compared
 
 
 @dataclass(frozen=True)
@@ -34,10 +49,14 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
     offset: int = 0
+    size: int = 0  # bytes
 
 
 class Source:
-    """The tensors of a checkpoint folder by name. Rows are read when asked for; nothing is kept in memory."""
+    """The tensors of a checkpoint folder by name. Rows are read when asked for; nothing is kept in memory but a mask
+    embedding. beside: what else lies in the folder. terms: of its licence."""
+
+    beside, terms = Beside(), Terms()
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,12 +65,17 @@ class Source:
         self.tensors: dict[str, TensorInfo] = {}
         self._descriptors: dict[Path, int] = {}
         self._opening = threading.Lock()
+        self._kept: dict[str, np.ndarray] = {}  # rows of tensors that lie in no safetensors file
         if (folder / INDEX).exists():
             self._open_index()
         elif (folder / SINGLE).exists():
             self._take(folder / SINGLE, None)
         else:
-            raise CheckpointError(f"{folder}: found neither {SINGLE} nor {INDEX}, expected one of them.")
+            raise CheckpointError(
+                f"{folder}: found neither {SINGLE} nor {INDEX}, expected one of them{_instead(folder)}."
+            )
+        self._refuse_rivals()
+        self._survey()
 
     def __del__(self) -> None:
         for descriptor in self._descriptors.values():
@@ -81,6 +105,8 @@ class Source:
         info = self.tensors[name]
         if columns is None:
             columns = info.shape[-1] if info.shape else 1
+        if name in self._kept:
+            return self._kept[name].reshape(-1, columns)[first : None if count is None else first + count]
         rows = math.prod(info.shape) // max(1, columns)
         out = np.empty((rows - first if count is None else count, columns), NUMPY[info.dtype])
         view, at = memoryview(out).cast("B") if out.size else b"", info.offset + first * columns * out.itemsize
@@ -90,6 +116,12 @@ class Source:
                 raise CheckpointError(f"{info.file}: tensor {name}: the file ends inside it. Download it again.")
             view, at = view[read:], at + read
         return out
+
+    def keep(self, name: str, path: Path, tensor: torch.Tensor) -> None:
+        """Add a tensor that was read from a file which is no safetensors file of weights."""
+        dtype = next(dtype for dtype, kind in TORCH.items() if kind is tensor.dtype)
+        self._kept[name] = tensor.contiguous().view(torch.uint8).numpy().view(NUMPY[dtype])
+        self.tensors[name] = TensorInfo(path, dtype, tuple(tensor.shape), size=tensor.nbytes)
 
     def _descriptor(self, path: Path) -> int:
         with self._opening:
@@ -114,26 +146,76 @@ class Source:
             )
         for file, names in sorted(by_file.items()):
             self._take(self.folder / file, names)
-        stray = sorted(p.name for p in self.folder.glob("*.safetensors") if p.name not in by_file)
-        if stray:
-            self.notes.append(f"files the index does not name were left alone: {', '.join(stray)}")
+
+    def _refuse_rivals(self) -> None:
+        """Files of weights that are not read: noted, but refused where they hold everything a second time and say
+        otherwise, or as much under other names."""
+        if (self.folder / ADAPTER).exists():
+            raise CheckpointError(
+                f"{self.folder}: {ADAPTER}: an adapter lies beside the weights, and is not applied here. Merge it into "
+                "them, or move its files away."
+            )
+        used = {path.name for path in self.files}
+        names = [path.name for path in sorted(self.folder.glob("*.safetensors")) if path.name not in used]
+        stray = [name for name in names if name not in MASK_EMBEDDINGS and kind_of(name) is None]
+        if not stray:
+            return
+        self.notes.append(f"files of weights that are not used were left alone: {', '.join(stray)}")
+        held = {name: info for file in stray if (path := self.folder / file) for name, info in _tensors(path).items()}
+        same = held.keys() & self.tensors.keys()
+        ours, theirs = (sum(one.size for one in tensors.values()) for tensors in (self.tensors, held))
+        whole = self.tensors.keys() <= held.keys() or (not same and theirs >= ours / 2)
+        other = next((name for name in sorted(same) if not self._alike(self.tensors[name], held[name])), None)
+        if whole and (other or not same):
+            first = INDEX if (self.folder / INDEX).exists() else SINGLE
+            apart = f"they differ in {other}" if other else "their tensors have other names"
+            raise CheckpointError(
+                f"{self.folder}: two sets of weights, {first} and {', '.join(stray)}: {apart}. Which is right? Move "
+                "the other one away."
+            )
+
+    def _alike(self, one: TensorInfo, other: TensorInfo) -> bool:
+        """Whether two tensors agree in type, shape and the bytes at both ends."""
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        count = min(one.size, _COMPARED)
+        return all(
+            len({os.pread(self._descriptor(info.file), count, info.offset + at) for info in (one, other)}) == 1
+            for at in {0, one.size - count}
+        )
+
+    def _survey(self) -> None:
+        weights = [path.name for path in self.folder.glob("*.safetensors") if kind_of(path.name) is None]
+        self.beside = survey(self.folder, self.config, weights)
+        record = self.folder / MANIFEST
+        known = read_json(record).get("license") if record.exists() else None
+        self.terms = read_terms(self.folder, self.beside.licences, known)
+        self.beside = replace(self.beside, licences=self.terms.files)
+        warning = [self.terms.warning] if self.terms.warning else []
+        self.notes += [*self.beside.notes, *warning, *self.terms.notes, *mixed_revisions(self.files)]
 
     def _take(self, path: Path, names: set[str] | None) -> None:
         """Read a file's header; names: what the index says it holds, None for whatever is there."""
-        held = _header(path)
+        held = _tensors(path)
         if names is not None and names - held.keys():
             lacking = ", ".join(sorted(names - held.keys())[:5])
             raise CheckpointError(f"{path}: {lacking}: the index says it is in this file, and it is not.")
         if names is not None and held.keys() - names:
             surplus = ", ".join(sorted(held.keys() - names))
             self.notes.append(f"{path.name} holds tensors the index does not name: {surplus}")
-        for name in names or held:
-            dtype, shape, offset = held[name]
-            self.tensors[name] = TensorInfo(path, dtype, shape, offset)
+        self.tensors |= {name: held[name] for name in names or held}
 
 
-def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
+def _instead(folder: Path) -> str:
+    """What a folder without tensors that can be read holds instead."""
+    found = matching(folder, (*PICKLED, *OTHER_WEIGHTS, "*.safetensors"))
+    return f"; {', '.join(found[:3])}: not read (pickles never are). Get or make safetensors files" if found else ""
+
+
+def _tensors(path: Path) -> dict[str, TensorInfo]:
     """dtype, shape and place of every tensor; the library checks that the file is whole first."""
+    if path.is_file() and is_pointer(path):
+        raise CheckpointError(f"{path}: a pointer of Git LFS, not a whole safetensors file. Download it again.")
     try:
         with safe_open(path, framework="np"), path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -142,6 +224,7 @@ def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...], int]]:
         raise CheckpointError(f"{path}: not a whole safetensors file ({error}). Download it again.") from None
     header.pop("__metadata__", None)
     return {
-        name: (entry["dtype"], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0])
+        name: TensorInfo(path, entry["dtype"], tuple(entry["shape"]), 8 + size + begin, end - begin)
         for name, entry in header.items()
+        for begin, end in [entry["data_offsets"]]
     }

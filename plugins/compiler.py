@@ -24,7 +24,7 @@ from glmspec.plugins.spec import Plugin
 
 HERE = Path(__file__).parent
 LIMITS = "limits.json"  # beside each kernel
-TRITON = "triton==3.9.0"
+TRITON = "triton==3.7.1"  # as torch 2.13 asks for: see pyproject.toml
 SHARED_MEMORY = 48 * 1024  # bytes of a program; whether TensorRT raises the driver's limit is not known
 # Architecture, and the oldest PTX version that knows it: a driver reads no newer one than its own. (86 for SM103
 # makes LLVM abort the process.)
@@ -151,8 +151,8 @@ def compile_all(variants: Iterable[Variant], tick: Callable[[Variant], None] = l
 
 
 def _ways(tile: Mapping[str, int]) -> list[tuple[int, int]]:
-    """Warps and stages to try, the intended ones first. Where sizes are other than the full model's, the assembler now
-    and then keeps to a round number of registers and leaves a few bytes on the stack; with others it does not."""
+    """Warps and stages to try, the intended ones first: now and then the assembler keeps to a round number of registers
+    and leaves a few bytes on the stack; with others it does not."""
     warps, stages = tile["WARPS"], tile.get("STAGES", 2)
     ways = [(warps, stages), (warps, stages + 1), (2 * warps, stages), (warps // 2, stages)]
     return [(count, depth) for count, depth in ways if 1 <= count <= 32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -115,12 +116,17 @@ class Acceptance:
         made, row = [], 0
         for ballot, verdict, best in zip(ballots, verdicts, wanted, strict=True):
             told = () if best is None else tuple(
-                TokenLogprob(mine[at], tuple(zip(ids[at][:best], values[at][:best], strict=True)))
+                TokenLogprob(mine[at], _listed(ids[at][:best], values[at][:best]))
                 for at in range(row, row + len(verdict.tokens))
             )  # fmt: skip
             made.append(Verdict(verdict.accepted, verdict.tokens, told))
             row += len(ballot.drafts) + 1
         return made
+
+
+def _listed(ids: Sequence[int], logprobs: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    """The best tokens, without those that cannot be chosen: fewer than were asked for where fewer can."""
+    return tuple((token, logprob) for token, logprob in zip(ids, logprobs, strict=True) if logprob > -math.inf)
 
 
 def pack_ballots(drafts: Sequence[Sequence[int]], limits: EngineLimits) -> Inputs:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError
@@ -88,7 +89,7 @@ class Engine:
         checkpoint = self.directory.checkpoint(self.drafter_name)
         if self.drafter_name == self.directory.mtp:  # embedding and head are the verifier's, a rank's of the rank's
             build = record["build_config"]
-            tree = Mtp(checkpoint.config, sampled=build["sampled"])
+            tree = Mtp(checkpoint.config, sampled=build["sampled"], illegal=self.directory.illegal)
             model = _model(checkpoint, record, self.verifier.weights, tree)
             return MtpDrafter(model, self.limits, build["num_drafts"])
         shared = {name: self._shared(source) for name, source in checkpoint.shared.items()}
@@ -127,9 +128,10 @@ class Engine:
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises `RequestError` for one that cannot be served."""
         vocab_size, limit = self.verifier.config.vocab_size, self.limits.max_model_len
-        request.check(vocab_size, limit, self.tokenizer is not None)
+        request.check(vocab_size, limit, self.tokenizer is not None, self.directory.illegal)
         most = min(request.max_tokens, limit - len(request.prompt_ids))
         ending = Ending(request, self.end_ids, self.tokenizer.stream() if self.tokenizer else None, most)
+        request.sampling.check_choice(vocab_size - len(self.directory.illegal), ending.tokens)
         adjustments = None
         if request.sampling.adjusts:
             adjustments = Adjustments(request.sampling, request.prompt_ids, ending.tokens)
@@ -183,12 +185,13 @@ def _model(
     build, config, ranks = record["build_config"], checkpoint.config, range(checkpoint.mapping.tp)
     if isinstance(config, DrafterConfig):
         config = config.chosen(build["drafter_window"], build["num_speculative_tokens"], build["markov_top_k"])
-    taps, hidden, sampled = tuple(build["taps"]), build["hidden"], build["sampled"]
+    taps, chosen = tuple(build["taps"]), {name: build[name] for name in ("hidden", "sampled")}
+    illegal = IllegalIds.from_json(build["illegal_ids"])
     return Model(
         config,
         EngineLimits(**build["limits"]),
         checkpoint.form(build["compute"]),
         [checkpoint.tensors(rank) | (shared[rank] if shared else {}) for rank in ranks],
-        tree=tree or model_of(config, taps, hidden=hidden, sampled=sampled),
+        tree=tree or model_of(config, taps, **chosen, illegal=illegal),
         network_sha256=record["networks"][CONTEXT]["sha256"],
     )

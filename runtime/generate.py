@@ -131,15 +131,19 @@ def _requests(engine: Engine, wanted: Wanted) -> list[Request]:
     """Of the file or the texts."""
     if wanted.source is None:
         return [text_request(engine, text, wanted.settings, wanted.chat) for text in wanted.prompts]
-    sizes = {"vocab_size": engine.verifier.config.vocab_size, "max_model_len": engine.limits.max_model_len}
+    sizes = {
+        "vocab_size": engine.verifier.config.vocab_size,
+        "max_model_len": engine.limits.max_model_len,
+        "illegal": engine.directory.illegal,
+    }
     return list(read_requests(wanted.source, engine.tokenizer, settings=wanted.settings, **sizes))
 
 
 def answer_all(
     engine: Engine, requests: Sequence[Request], finished: Callable[[int, Job], None] = lambda at, job: None
 ) -> list[Job]:
-    """Answer requests together, in one packed batch a step; the answers do not depend on the company. finished: called
-    with each request's place and answer, when it is whole."""
+    """Answer requests together, in one packed batch a step; but for near ties the answers do not depend on the
+    company. finished: called with each request's place and answer, when it is whole."""
     jobs = {job.sequence: job for job in (Job(engine.add(request)) for request in requests)}
     places = {sequence: at for at, sequence in enumerate(jobs)}
     while engine.busy:

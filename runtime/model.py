@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.errors import EngineError
-from glmspec.build.layers.basic import EXPERT_START, VOCABULARY_START
+from glmspec.build.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
 from glmspec.build.layers.paged import RING_TABLE
+from glmspec.build.models.dflash import DFlash
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
 from glmspec.build.models.verifier import Verifier
@@ -41,7 +43,8 @@ class Model:
         network_sha256: str | None = None,
         **executor_options: Any,
     ) -> None:
-        net = (tree or model_of(config, taps)).author(limits, form, backend())
+        tree = tree or model_of(config, taps)
+        net = tree.author(limits, form, backend())
         graph = read(net.definition, net.backend)
         self.network_sha256 = graph.content_hash()
         if network_sha256 not in (None, self.network_sha256):
@@ -55,7 +58,7 @@ class Model:
         self.tap_names = [spec.name for spec in self.contract.inputs if spec.name.startswith("tap.")]
         self.weights = [{spec.name: _weight(spec, mine) for spec in self.contract.of_role(WEIGHT)} for mine in weights]
         tables = [
-            {spec.name: _table(spec, config, form.mapping, rank) for spec in self.contract.of_role(TABLE)}
+            {spec.name: _table(spec, tree, form.mapping, rank) for spec in self.contract.of_role(TABLE)}
             for rank in range(form.mapping.tp)
         ]
         pages = {"X": limits.num_pages, "XR": limits.num_ring_pages(self.ring_pages)}
@@ -72,13 +75,25 @@ class Model:
         return self.executor.run(inputs)
 
 
-def _table(spec: TensorSpec, config: VerifierConfig | DrafterConfig, mapping: Mapping, rank: int) -> torch.Tensor:
-    """A rank's table input: the rotary table, or where its part of the vocabulary or of the experts begins."""
+def _table(spec: TensorSpec, tree: Verifier | Mtp | DFlash, mapping: Mapping, rank: int) -> torch.Tensor:
+    """A rank's table input: the rotary table, which tokens are legal, or where its part of the vocabulary or of the
+    experts begins."""
+    config = tree.config
+    if spec.name == LEGAL_BIAS:
+        return legal_bias(spec, tree.illegal)
     if spec.name == VOCABULARY_START:
         return torch.tensor([rank * -(-config.vocab_size // mapping.tp)], dtype=torch.int32)
     if spec.name == EXPERT_START:
         return torch.tensor([mapping.expert_group(rank) * config.n_routed_experts // mapping.ep], dtype=torch.int32)
     return rope_table(spec, config.rope_theta)
+
+
+def legal_bias(spec: TensorSpec, illegal: IllegalIds) -> torch.Tensor:
+    """[V]: -inf of illegal ids, 0 of others."""
+    bias_V = torch.zeros(spec.dims, dtype=getattr(torch, spec.dtype))
+    for first, stop in illegal.spans:
+        bias_V[first:stop] = -torch.inf
+    return bias_V
 
 
 def rope_table(spec: TensorSpec, theta: float) -> torch.Tensor:

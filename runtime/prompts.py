@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.errors import RequestError
 from glmspec.runtime.request import Request
 from glmspec.runtime.settings import SETTINGS, chat_ids, request_of
@@ -18,12 +19,18 @@ _LABELS = {"id", "name", "kind", "form", "category", "source", "metadata"}  # wh
 
 
 def read_requests(
-    source: Path, tokenizer: Tokenizer | None, *, settings: Mapping[str, Any], vocab_size: int, max_model_len: int
+    source: Path,
+    tokenizer: Tokenizer | None,
+    *,
+    settings: Mapping[str, Any],
+    vocab_size: int,
+    max_model_len: int,
+    illegal: IllegalIds = ALL_LEGAL,
 ) -> Iterator[Request]:
     """The requests of a file, in order; blank lines are skipped. settings: of every line that does not say otherwise.
     Raises `RequestError` naming the line at fault."""
     try:
-        text = source.read_text(encoding="utf-8")
+        text = source.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError(f"{source}: not UTF-8 text ({error})") from None
     for number, line in enumerate(text.split("\n"), 1):
@@ -31,7 +38,7 @@ def read_requests(
             continue
         try:
             request = _request(line, tokenizer, settings)
-            request.check(vocab_size, max_model_len, tokenizer is not None)
+            request.check(vocab_size, max_model_len, tokenizer is not None, illegal)
         except RequestError as error:
             raise RequestError(f"{source}: line {number}: {error}") from None
         yield request

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.limits import ADJUSTED_MOST
 from glmspec.build.errors import RequestError
 from glmspec.runtime.sampling import GREEDY, Sampling
 
 STOP, LENGTH = "stop", "length"
+STOPS_MOST, STOP_LONGEST = 64, 1024  # stop texts, and characters of one: every token is compared with all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +31,9 @@ class Request:
     speculate: bool = True
     sampling: Sampling = GREEDY
 
-    def check(self, vocab_size: int, max_model_len: int, has_text: bool) -> None:
-        """Raise `RequestError` for what cannot be served, naming the field, what was found and the limit."""
+    def check(self, vocab_size: int, max_model_len: int, has_text: bool, illegal: IllegalIds = ALL_LEGAL) -> None:
+        """Raise `RequestError` for what cannot be served, naming the field, what was found and the limit. illegal: ids
+        that are never chosen; a prompt may hold them."""
         if not self.prompt_ids:
             raise RequestError("prompt: found no tokens, expected at least one")
         odd = next((token for token in self.prompt_ids if not 0 <= token < vocab_size), None)
@@ -45,6 +48,10 @@ class Request:
             raise RequestError(f"max_tokens: found {self.max_tokens}, expected at least 1")
         if any(not text for text in self.stop):
             raise RequestError("stop: found an empty text, expected at least one character")
+        if len(self.stop) > STOPS_MOST:
+            raise RequestError(f"stop: found {len(self.stop)} texts, expected at most {STOPS_MOST}")
+        if longest := next((len(text) for text in self.stop if len(text) > STOP_LONGEST), 0):
+            raise RequestError(f"stop: found a text of {longest} characters, expected at most {STOP_LONGEST}")
         if self.stop and not has_text:
             raise RequestError("stop: this engine has no tokenizer, so it cannot look for text")
         odd = next((token for token in self.stop_token_ids if not 0 <= token < vocab_size), None)
@@ -58,7 +65,10 @@ class Request:
         if ends > ADJUSTED_MOST or ends >= vocab_size:
             most = min(ADJUSTED_MOST, vocab_size - 1)
             raise RequestError(f"stop_token_ids: found {ends} tokens, expected at most {most}")
-        self.sampling.check(vocab_size)
+        never = next((token for token in self.stop_token_ids if token in illegal), None)
+        if never is not None:
+            raise RequestError(f"stop_token_ids: token id {never} is none of the tokenizer's and is never chosen")
+        self.sampling.check(vocab_size, illegal)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.limits import ADJUSTED_MOST
 from glmspec.build.errors import RequestError
 from glmspec.build.models.acceptance import LOGPROBS_MOST
@@ -50,8 +52,16 @@ class Sampling:
         """True when the answer is the verifier's argmax as it is."""
         return self.temperature == 0 and not self.adjusts
 
-    def check(self, vocab_size: int) -> None:
-        """Raise `RequestError` for what cannot be served, naming the field, what was found and the limits."""
+    def check_choice(self, legal: int, end_ids: Collection[int]) -> None:
+        """Raise `RequestError` when a row may be left without a token to choose. legal: tokens there are. end_ids:
+        those that end the answer."""
+        forbidden = {word[-1] for word in self.bad_words} | set(end_ids if self.min_tokens else ())
+        if len(forbidden) >= legal:
+            raise RequestError(f"bad_words and min_tokens: they may forbid all {legal} tokens, expected fewer")
+
+    def check(self, vocab_size: int, illegal: IllegalIds = ALL_LEGAL) -> None:
+        """Raise `RequestError` for what cannot be served, naming the field, what was found and the limits. illegal: ids
+        that are never chosen."""
         for name, least, most in (
             ("temperature", 0.0, HEAT_MOST),
             ("repetition_penalty", 1 / REPETITION_MOST, REPETITION_MOST),
@@ -71,6 +81,9 @@ class Sampling:
             raise RequestError("top_p: found 0, expected more; for greedy decoding set temperature 0")
         self._check_counts(vocab_size)
         self._check_tokens(vocab_size)
+        never = next((token for token, bias in self.logit_bias if bias > 0 and token in illegal), None)
+        if never is not None:
+            raise RequestError(f"logit_bias: token id {never} is none of the tokenizer's and is never chosen")
 
     def _check_counts(self, vocab_size: int) -> None:
         if self.top_k < 0 or TOP_K_MOST < self.top_k < vocab_size or self.top_k >= 2**31:

@@ -7,7 +7,7 @@ choice. Top-k 1 is greedy whatever else is said.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,8 @@ def request_of(prompt_ids: list[int], said: Mapping[str, Any], tokenizer: Tokeni
         if SETTINGS[name] is _NUMBER:
             said[name] = _float(name, value)
     own = {name: _frozen(said[name]) for name in REQUEST if name in said}
+    if ends := _stop_tokens(own.get("stop", ()), tokenizer):
+        own["stop_token_ids"] = tuple(dict.fromkeys([*own.get("stop_token_ids", ()), *ends]))
     return Request(prompt_ids=tuple(prompt_ids), sampling=_sampling(said, tokenizer), **own)
 
 
@@ -85,6 +87,20 @@ def chat_ids(messages: Any, tokenizer: Tokenizer | None) -> list[int]:
     if tokenizer is None:
         raise RequestError("messages: this engine has no tokenizer; send token ids")
     return tokenizer.encode(tokenizer.chat(messages), templated=True)
+
+
+def _stop_tokens(texts: Sequence[str], tokenizer: Tokenizer | None) -> list[int]:
+    """The ids of stop texts that are a special token: such a token is no text, so no text is looked for. Raises for one
+    that holds a special token and more, which could never match."""
+    special = tokenizer.special if tokenizer and texts else {}
+    for text in texts:
+        held = next((token for token in special if token in text and text not in special), None)
+        if held is not None:
+            raise RequestError(
+                f"stop: found {text!r}, which holds the special token {held!r} and so never appears in text, expected "
+                f"text without special tokens, or {held!r} alone"
+            )
+    return [special[text] for text in texts if text in special]
 
 
 def _sampling(said: dict[str, Any], tokenizer: Tokenizer | None) -> Sampling:

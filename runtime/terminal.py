@@ -30,7 +30,9 @@ def text_request(
     said = [*(before or ()), {"role": "user", "content": text}]
     ids = chat_ids(said, engine.tokenizer) if chat else engine.tokenizer.encode(text)
     made = request_of(ids, settings, engine.tokenizer)
-    made.check(engine.verifier.config.vocab_size, engine.limits.max_model_len, has_text=True)
+    made.check(
+        engine.verifier.config.vocab_size, engine.limits.max_model_len, has_text=True, illegal=engine.directory.illegal
+    )
     return made
 
 

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.errors import EngineError, RequestError
+from glmspec.build.errors import RequestError
+from glmspec.convert.tokenizer import load_tokenizer
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer folder."""
+    """A Hugging Face tokenizer folder. special: the tokens that are no text (decoding leaves them out) and their ids.
+    Raises `CheckpointError` for a folder that is none (see `convert/tokenizer.py`)."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise EngineError(f"{folder}: not a tokenizer that transformers can load ({error}).") from None
+        self._tokenizer = load_tokenizer(folder)
+        added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        self.special = {token.content: id for id, token in added.items() if token.special and token.content}
 
     def encode(self, text: str, templated: bool = False) -> list[int]:
         """Token ids of a prompt. templated: the text is from `chat`, which has put in its special tokens; to any other

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import click
 import numpy as np
 from measured import ASSETS, console, interval, made_by, origin, prompts, write
-from rich.progress import Progress as Bar
 from tiny.corpus import held_out_prompts
 
 from glmspec.build.configs.target import TARGETS
@@ -50,6 +51,7 @@ def bound_by_rows(ms_a_row: float) -> CostTable:
 
 
 COSTS = {f"{ms:g} ms a row": bound_by_rows(ms) for ms in ROW_MS}
+QUOTED = f"{ROW_MS[1]:g} ms a row"
 FIXED, CPU = "fixed blocks", "this CPU's"
 
 
@@ -172,8 +174,9 @@ def learned(engine: Engine, prompts: list[str], temperatures: tuple[float, ...])
     return estimates
 
 
-def measure(engine: Engine, way: str, prompts: list[str], others: list[str], advance) -> dict[str, object]:
+def measure(folder: Path, way: str, drafter: str, prompts: list[str], others: list[str]) -> dict[str, object]:
     """Every temperature, and every table of costs."""
+    engine = Engine(folder, drafter)
     estimates = learned(engine, others, WAYS[way])
     machinery = Machinery(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool, engine.scheduler.rings)
     costs = COSTS | {CPU: measure_costs(machinery)}
@@ -193,7 +196,7 @@ def measure(engine: Engine, way: str, prompts: list[str], others: list[str], adv
             if name != FIXED:
                 told["interval"] = interval(_change, counts_PC, fixed_PC)
             runs.append(told)
-            advance()
+            console.print(f"{drafter}, {way}, temperature {temperature:g}: {name}")
     learned_of = {
         "temperatures": getattr(estimates, "temperatures", None),
         "margins": estimates.weights_J2.tolist() if isinstance(estimates, Margins) else None,
@@ -207,7 +210,8 @@ def _change(mine_DC: np.ndarray, fixed_DC: np.ndarray) -> np.ndarray:
 
 
 @click.command()
-def main() -> None:
+@click.option("--workers", default=1, show_default=True, help="Processes; with more, this CPU's step times are rough.")
+def main(workers: int) -> None:
     """Measure and write the report."""
     prompts, others = prompts_of()
     config = {
@@ -218,17 +222,20 @@ def main() -> None:
         "costs": {name: asdict(table) for name, table in COSTS.items()},
     }
     result = made_by(("glmspec", "torch", "tensorrt-rtx", "numpy"), **config) | {"drafters": {}}
-    with tempfile.TemporaryDirectory() as scratch, Bar(console=console) as bar:
-        tables = sum(len(temperatures) * len(DRAFTERS[way]) for way, temperatures in WAYS.items())
-        task = bar.add_task("Runs", total=tables * (2 + len(COSTS)))
+    with tempfile.TemporaryDirectory() as scratch:
         for way in WAYS:
             engines = Path(scratch) / way
             options = Options(max_num_seqs=SEQUENCES, mtp=True, draft_sampling=way)
             drafters = [ASSETS / "tiny-dspark", ASSETS / "tiny-dflash2"]
             build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], options, engines, Progress(), check=False)
-            for name in DRAFTERS[way]:
-                measured = measure(Engine(engines, name), way, prompts, others, lambda: bar.advance(task))
-                result["drafters"].setdefault(name, {})[way] = measured
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            futures = {
+                (name, way): pool.submit(measure, Path(scratch) / way, way, name, prompts, others)
+                for way in WAYS
+                for name in DRAFTERS[way]
+            }
+            for (name, way), future in futures.items():
+                result["drafters"].setdefault(name, {})[way] = future.result()
     write("adaptive", result, report)
 
 
@@ -273,6 +280,20 @@ def tables_of(result: dict) -> list[tuple[str, list[dict]]]:
                 title = f"{name}, temperature {temperature:g}" + (", drawn drafts" if way == "probabilistic" else "")
                 found.append((title, [one for one in of["runs"] if one["temperature"] == temperature]))
     return found
+
+
+def sentence(result: dict) -> str:
+    """What `docs/speculation.md` says of it."""
+    told = []
+    for name in result["drafters"]:
+        runs = [runs for title, runs in tables_of(result) if title.split(",")[0] == name]
+        pairs = [changes(one, of[0]) for of in runs for one in of if one["verified"] == QUOTED]
+        drafts, tokens = ([-100 * pair[at] for pair in pairs] for at in (0, 1))
+        told.append(
+            f"{name} verifies {min(drafts):.0f} to {max(drafts):.0f} % fewer drafts for every token at "
+            f"{min(tokens):.1f} to {max(tokens):.1f} % fewer tokens a step"
+        )
+    return "; ".join(told)
 
 
 HEAD = """| costs | drafts a token | change | rows a token | tokens a step | change | acceptance rate | speed |

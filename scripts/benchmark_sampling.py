@@ -7,9 +7,9 @@ Acceptance is a property of models and laws, not of a machine. Memory is the pro
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import cycle
 from multiprocessing import get_context
@@ -18,7 +18,6 @@ from pathlib import Path
 import click
 import numpy as np
 from measured import ASSETS, console, interval, length, made_by, origin, prompts, spread, write
-from rich.progress import track
 
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
@@ -44,23 +43,25 @@ MIXED = (
 @click.command()
 @click.option("--steps", default=20_000, show_default=True, help="Sampled steps over which memory is watched.")
 @click.option("--seeds", default=SEEDS, show_default=True, help="Of every prompt, where it is sampled.")
-def main(steps: int, seeds: int) -> None:
+@click.option("--workers", default=os.cpu_count(), show_default=True, help="Processes: nothing here is timed.")
+def main(steps: int, seeds: int, workers: int) -> None:
     """Measure and write the report."""
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
         folders = {way: build(home / way, draft_sampling=way) for way in ("greedy", "probabilistic")}
         narrowed = {top_k: build(home / f"among-{top_k}", markov_top_k=top_k) for top_k in TOP_K}
-        result = made_by(
-            ("glmspec", "torch", "numpy"), new_tokens=NEW_TOKENS, seeds=seeds, prompts=len(prompts()), steps=steps
-        ) | {
-            "acceptance": measure_acceptance(folders, seeds),
-            "markov top k": [
-                {"top k": top_k} | of_counts(counts_of(Engine(folder, "dspark"), 0.0, 1))
-                for top_k, folder in narrowed.items()
-            ],
-            "memory": alone(measure_memory, folders["probabilistic"], steps),
-        }
-    write("sampling", result, report)
+        context = get_context("spawn")  # so that no memory which was freed before hides what one takes
+        with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+            memory = pool.submit(measure_memory, folders["probabilistic"], steps)
+            found = [pool.submit(measure_acceptance, name, folders, seeds) for name in DRAFTERS]
+            among = [pool.submit(measure_top_k, top_k, folder) for top_k, folder in narrowed.items()]
+            measured = {
+                "acceptance": [one for future in found for one in future.result()],
+                "markov top k": [future.result() for future in among],
+                "memory": memory.result(),
+            }
+    config = {"new_tokens": NEW_TOKENS, "seeds": seeds, "prompts": len(prompts()), "steps": steps}
+    write("sampling", made_by(("glmspec", "torch", "numpy"), **config) | measured, report)
 
 
 def build(out: Path, **options: object) -> Path:
@@ -88,35 +89,34 @@ def of_counts(counts_PC: np.ndarray) -> dict[str, object]:
     return {"length": float(length(counts_PC.sum(0))), "interval": interval(length, counts_PC)}
 
 
-def measure_acceptance(folders: dict[str, Path], seeds: int) -> list[dict]:
-    """Tokens a speculative step by drafter, way and temperature, and what block verification adds to the standard one,
-    prompt by prompt."""
+def measure_acceptance(name: str, folders: dict[str, Path], seeds: int) -> list[dict]:
+    """Tokens a speculative step of a drafter by way and temperature, and what block verification adds to the standard
+    one, prompt by prompt."""
+    engines = {
+        GREEDY: Engine(folders["greedy"], name),
+        STANDARD: Engine(folders["probabilistic"], name),
+        BLOCK: Engine(folders["probabilistic"], name, verification="block"),
+    }
     made = []
-    for name in track(DRAFTERS, "Acceptance", console=console):
-        engines = {
-            GREEDY: Engine(folders["greedy"], name),
-            STANDARD: Engine(folders["probabilistic"], name),
-            BLOCK: Engine(folders["probabilistic"], name, verification="block"),
-        }
-        for heat in TEMPERATURES:  # greedy requests have greedy drafts
-            counts = {way: counts_of(engines[way], heat, seeds if heat else 1) for way in (WAYS if heat else [GREEDY])}
-            made += [
-                {"drafter": name, "drafting": way, "temperature": heat} | of_counts(one) for way, one in counts.items()
-            ]
-            if heat:
-                pair = counts[BLOCK], counts[STANDARD]
-                gain = {
-                    "length": float(length(pair[0].sum(0)) - length(pair[1].sum(0))),
-                    "interval": interval(lambda block, standard: length(block) - length(standard), *pair),
-                }
-                made.append({"drafter": name, "drafting": GAIN, "temperature": heat} | gain)
+    for heat in TEMPERATURES:  # greedy requests have greedy drafts
+        counts = {way: counts_of(engines[way], heat, seeds if heat else 1) for way in (WAYS if heat else [GREEDY])}
+        console.print(f"{name}: temperature {heat:g}")
+        made += [
+            {"drafter": name, "drafting": way, "temperature": heat} | of_counts(one) for way, one in counts.items()
+        ]
+        if heat:
+            pair = counts[BLOCK], counts[STANDARD]
+            gain = {
+                "length": float(length(pair[0].sum(0)) - length(pair[1].sum(0))),
+                "interval": interval(lambda block, standard: length(block) - length(standard), *pair),
+            }
+            made.append({"drafter": name, "drafting": GAIN, "temperature": heat} | gain)
     return made
 
 
-def alone(measure: Callable[..., list], *arguments: object) -> list:
-    """What a function finds in a process of its own: no memory that was freed before hides what it takes."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(measure, *arguments).result()
+def measure_top_k(top_k: int | None, folder: Path) -> dict[str, object]:
+    """Tokens a speculative step of DSpark's greedy drafts among so many best logits of their row."""
+    return {"top k": top_k} | of_counts(counts_of(Engine(folder, "dspark"), 0.0, 1))
 
 
 def measure_memory(folder: Path, steps: int) -> list[dict[str, float]]:
@@ -128,7 +128,7 @@ def measure_memory(folder: Path, steps: int) -> list[dict[str, float]]:
         for one, setting in zip(cycle(ids), cycle(MIXED), strict=False)
     )
     made = []
-    for step in track(range(1, steps + 1), "Memory", console=console):
+    for step in range(1, steps + 1):
         while len(engine.scheduler.running) + len(engine.scheduler.waiting) < 5:
             engine.add(next(source))
         engine.step()

@@ -3,7 +3,7 @@
 For FP8 and NVFP4: what authoring a rank's network takes, whether two authorings have the same content hash, and the
 whole command, its compiling stage over all 78 layers at once and over groups of layers, with nothing remembered and
 with everything. Every command is a process of its own, whose peak memory is the kernel's count. docs/validate.md quotes
-the times, and the command's own words: `--quote` runs it once more and rewrites both there.
+the times, and the command's own words. `--quote` times nothing: it counts layers anew and rewrites what is quoted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +41,21 @@ PACKAGES = ("glmspec", "torch", "transformers", "tensorrt_rtx")
 
 @click.command()
 @click.option("--rounds", default=3, show_default=True, help="Times each thing is measured; medians are reported.")
-@click.option("--quote", is_flag=True, help="Measure nothing: rewrite what docs/validate.md quotes.")
+@click.option("--quote", is_flag=True, help="Time nothing: count layers, and rewrite docs/validate.md's quotes.")
 def main(rounds: int, quote: bool) -> None:
     """Measure and write the report."""
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
         (folder / "config.json").write_bytes(CONFIG.read_bytes())
         if quote:
-            result = json.loads((OUT / "validate.json").read_text(encoding="utf-8"))
+            result = json.loads((OUT / "validate.json").read_text(encoding="utf-8")) | {"networks": networks(folder)}
+            write("validate", result, report)
             GUIDE.write_text(quoted(GUIDE.read_text(encoding="utf-8"), result, shown(folder)), encoding="utf-8")
             return
         config = {"target": TARGET, "tp": TP, "group layers": GROUP, "rounds": rounds}
         results = {quant: measure(folder, quant, rounds) for quant in ("fp8", "nvfp4")}
-    write("validate", made_by(PACKAGES, **config) | {"results": results}, report)
+        counted = {"networks": networks(folder)}
+    write("validate", made_by(PACKAGES, **config) | counted | {"results": results}, report)
 
 
 def measure(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def authoring(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
         if len(hashes) > 1:
             raise SystemExit(f"{profile}: two authorings of one network have different hashes: {hashes}")
         console.print(f"{quant}, {profile}: authored in {statistics.median(seconds):.2f} s")
-        found[profile] = {"seconds": seconds, "layers": net.definition.num_layers, "sha256": hashes.pop()}
+        found[profile] = {"seconds": seconds, "sha256": hashes.pop()}
     return {"authoring": found}
 
 
@@ -105,12 +109,18 @@ def command(folder: Path, quant: str, *options: str) -> dict[str, float]:
     return found
 
 
-def layer_counts(folder: Path) -> dict[tuple[str, str], int]:
-    """Layers of every network of the quoted command, by model and profile."""
-    options = Options(tp=TP, quant="nvfp4", mtp=True)
+def networks(folder: Path) -> dict[str, Any]:
+    """The layers of today's networks, by number format, model and profile. They are the same on every machine."""
+    layers = {quant: layer_counts(folder, quant) for quant in ("fp8", "nvfp4")}
+    return {"date": date.today().isoformat(), "glmspec": version("glmspec"), "layers": layers}
+
+
+def layer_counts(folder: Path, quant: str) -> dict[str, int]:
+    """Layers of every network of the quoted command with these weights."""
+    options = Options(tp=TP, quant=quant, mtp=True)
     deployment = open_deployment(folder, (), TARGETS[TARGET], options, config_only=True)
     return {
-        (member.name, profile): deployment.author(member, profile, backend(PROXY_PACKAGE)).definition.num_layers
+        f"{member.name}, {profile}": deployment.author(member, profile, backend(PROXY_PACKAGE)).definition.num_layers
         for member in deployment.members
         for profile in deployment.profiles(member)
     }
@@ -164,7 +174,9 @@ def report(result: dict[str, Any]) -> str:
     ]
     for quant, found in result["results"].items():
         for profile, one in found["authoring"].items():
-            lines.append(f"| {quant} | {profile} | {one['layers']:,} | {statistics.median(one['seconds']):.2f} s |")
+            layers = result["networks"]["layers"][quant][f"verifier, {profile}"]
+            lines.append(f"| {quant} | {profile} | {layers:,} | {statistics.median(one['seconds']):.2f} s |")
+    lines += ["", f"Layers are counted on {result['networks']['date']}, by glmspec {result['networks']['glmspec']}."]
     lines += ["", "Content hashes of repeated authorings are equal (the script fails otherwise).", ""]
     return "\n".join(lines) + "\n" + TIMES + times(result)
 

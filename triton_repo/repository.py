@@ -1,6 +1,7 @@
 """Writing a Triton model repository for an engine directory.
 
-REPO/config.json               who wrote it, for which engines, and the digest of every file
+REPO/config.json               who wrote it, for which engines, the digest of every file, what is known of licences
+REPO/licenses/                 their texts
 REPO/glmspec/config.pbtxt      built from Triton's own protobuf message
 REPO/glmspec/1/model.py        imports the model; all of it lives in `glmspec.triton_repo.model`
 """
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError
+from glmspec.convert.beside import copy_files
 from glmspec.convert.files import REPOSITORY, producer, sha256, write_bytes
 from glmspec.convert.folders import new_folder
 from glmspec.convert.sealed import check_digest, check_files, digests, kind_of, open_sealed, write_sealed
@@ -56,8 +58,10 @@ def write_repository(
         write_bytes(folder / MODEL_NAME / "config.pbtxt", model_config(parameters).encode())
         write_bytes(version / "model.py", _MODEL_FILE.encode())
         engines_record = {"folder": relative, "sha256": sha256(engines / "config.json")}
+        licences = directory.record.get("licenses", {})
+        copy_files(engines, [file for one in licences.values() for file in one["files"]], folder)
         files = digests(folder, (path for path in folder.rglob("*") if path.is_file()))
-        record = {"producer": producer(REPOSITORY), "engines": engines_record, "files": files}
+        record = {"producer": producer(REPOSITORY), "engines": engines_record, "licenses": licences, "files": files}
         write_sealed(folder / "config.json", record)
 
 

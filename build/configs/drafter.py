@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from glmspec.build.configs.drafter_dialects import Dialect
 from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.tensorrt import TOPK_MOST
 from glmspec.build.configs.unread import refuse_unread
 from glmspec.build.configs.verifier import rope_theta
 from glmspec.build.errors import ConfigError
@@ -91,6 +92,7 @@ class DrafterConfig:
     confidence: ConfidenceHead | None
     convolution: Convolution | None
     selector: Selector | None
+    mask_embedding: bool = False  # the mask token has a row of its own beside the weights, which no config tells
 
     @property
     def num_hidden_layers(self) -> int:
@@ -153,6 +155,8 @@ class DrafterConfig:
             config._check_speculative_tokens(fields)
         elif kind != "dspark" and config.sample_from_anchor:
             fields.fail("sample_from_anchor", "false: z-lab's DFlash and DFlash2 draft from rows 1 and up")
+        if block is not fields:  # vLLM's readers find some keys of the layers at the top level too
+            fields.asked.update(key for key, value in block.values.items() if fields.values.get(key) == value)
         refuse_unread(fields)
         return config
 
@@ -169,10 +173,11 @@ class DrafterConfig:
 
     def _among_best(self, top_k: int) -> MarkovHead:
         head = self.markov.type if self.markov else "no"
-        if head != "vanilla" or not 1 <= top_k <= self.draft_vocab_size:
+        most = min(self.draft_vocab_size, TOPK_MOST)
+        if head != "vanilla" or not 1 <= top_k <= most:
             raise ConfigError(
                 f"--markov-top-k: found {top_k} for a {self.kind} drafter with {head} Markov head, expected 1 to "
-                f"{self.draft_vocab_size}, its draft tokens, and a vanilla head. Leave it out."
+                f"{most} (of its {self.draft_vocab_size} draft tokens) and a vanilla head. Leave it out."
             )
         return replace(self.markov, top_k=top_k)
 
@@ -282,6 +287,6 @@ def _convolution(fields: Fields, block: Fields) -> Convolution:
 
 def _selector(fields: Fields, vocab_size: int) -> Selector:
     top_k = fields.integer("selector_top_k")
-    if top_k > vocab_size:
-        fields.fail("selector_top_k", f"at most draft_vocab_size ({vocab_size})")
+    if top_k > min(vocab_size, TOPK_MOST):
+        fields.fail("selector_top_k", f"at most draft_vocab_size ({vocab_size}), and {TOPK_MOST}, TensorRT's most")
     return Selector(rank=fields.integer("selector_rank"), top_k=top_k)

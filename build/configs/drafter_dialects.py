@@ -64,7 +64,9 @@ class Dialect:
         ids = self.top.integers(key, least=least)
         if list(ids) != sorted(set(ids)):
             self.top.fail(key, "distinct ids in rising order")
-        return ids if self.speculators else tuple(one + 1 for one in ids)
+        taps = list(ids) if self.speculators else [one + 1 for one in ids]
+        self.top.choice("eagle_aux_hidden_state_layer_ids", (taps,), taps)  # vLLM's own, counted as speculators does
+        return tuple(taps)
 
     @property
     def layer_types(self) -> tuple[str, ...]:
@@ -74,8 +76,10 @@ class Dialect:
             self.block.choice("use_sliding_window", (False,), False)
             return ("full_attention",) * layers
         types = self.block.choices("layer_types", kinds, layers)
-        if not self.block.boolean("use_sliding_window", True) and "sliding_attention" in types:
+        slides = "sliding_attention" in types
+        if slides and not self.block.boolean("use_sliding_window", True):
             self.block.fail("use_sliding_window", "true or null, because layer_types has sliding_attention")
+        self.top.choice("use_swa", (slides,), slides)
         return types
 
     @property

@@ -23,7 +23,7 @@ _REQUIRED = object()
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`. Raises `ConfigError` when absent, unreadable or not an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))  # editors may begin it with a byte order mark
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file. Give a folder that holds a {path.name}.") from None
     except (OSError, ValueError, RecursionError) as error:

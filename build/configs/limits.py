@@ -80,18 +80,31 @@ class EngineLimits:
         """Pages that a page table must have for the DSA top-k."""
         return -(-self.index_topk(configured) // self.page_size)
 
-    def index_heads(self, heads: int, profile: str) -> int:
-        """Heads of the indexer that are scored at once: the scores of a step, one for a head, row of a segment and row
-        of the longest context, are its largest tensor, and more than TensorRT can count when all are taken."""
+    def index_pieces(self, columns: int, profile: str) -> int:
+        """In how many pieces the segments of a step are scored by the indexer: the scores, one for a row of a segment
+        and row of the longest context, and the keys, so many columns for a segment and row of the longest context, are
+        a step's largest tensors, and may be more than TensorRT counts. columns: 1 where keys are read in their pages.
+        """
         ranges = self.profiles(0)[profile]
-        scores = ranges["G"][2] * ranges["S"][2] * self.pages_per_sequence * self.page_size
-        if scores > MOST_ELEMENTS:
+        segment = max(ranges["S"][2], columns)
+        context = self.pages_per_sequence * self.page_size
+        if segment * context > MOST_ELEMENTS:
+            most = MOST_ELEMENTS // (segment * self.page_size) * self.page_size
             raise ConfigError(
-                f"max_num_batched_tokens: found {self.max_num_batched_tokens} with sequences of {self.max_model_len:,} "
-                f"tokens, whose index scores are {scores:,} numbers a head, expected at most {MOST_ELEMENTS:,}. "
-                "Lower --max-num-batched-tokens, --max-num-seqs or --max-model-len."
+                f"--max-model-len: found {self.max_model_len:,}, expected at most {most:,}: a segment's index keys and "
+                f"scores may have {MOST_ELEMENTS:,} elements."
             )
-        return min(heads, max(1, SCORES_AT_ONCE // scores))
+        return -(-ranges["G"][2] // (MOST_ELEMENTS // (segment * context)))
+
+    def row_pieces(self, elements: int, profile: str) -> int:
+        """In how many pieces the rows of a step are computed where a tensor has so many elements for each."""
+        return -(-self.profiles(0)[profile]["N"][2] // max(1, MOST_ELEMENTS // elements))
+
+    def index_heads(self, heads: int, pieces: int, profile: str) -> int:
+        """Heads of the indexer that are scored at once, of a piece of a step's segments."""
+        ranges = self.profiles(0)[profile]
+        rows = -(-ranges["G"][2] // pieces) * ranges["S"][2]
+        return min(heads, max(1, SCORES_AT_ONCE // (rows * self.pages_per_sequence * self.page_size)))
 
     def profiles(self, k: int, window: int = 0, vocab_size: int | None = None) -> dict[str, Ranges]:
         """The steps an engine is built for: "generation" (blocks and single tokens only) and "context" (any step, with

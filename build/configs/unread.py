@@ -30,15 +30,15 @@ _HARMLESS = {
         suppress_tokens temperature top_k top_p typical_p""",
     "training": """
         auf embed_requires_grad emb_dim gradient_checkpointing initializer_factor initializer_range initializer_std
-        lambda_base_decay_ratio lambda_base_start num_anchors router_jitter_noise seq_aux""",
+        lambda_base_decay_ratio lambda_base_start max_anchors num_anchors router_jitter_noise seq_aux""",
     "how other programs divide the work": """
         ep_size expert_parallel_size pretraining_tp tensor_parallel_size tp_size""",
     "sizes that follow from others here, or belong to what is refused where it is switched on": """
         conv_source_rank gru_hidden_dim head_dim max_window_layers num_target_layers original_max_position_embeddings
         pure_draft_prefix_len qk_head_dim sliding_window""",
-    "heads of another kind of drafter, whose tensors would be surplus": """
-        confidence_head_with_markov conv_group_size conv_kernel_size enable_confidence_head markov_head_type
-        markov_rank selector_rank selector_top_k""",
+    "heads of another kind of drafter, whose tensors would be surplus, and tensors that are there or not": """
+        confidence_head_with_markov conv_group_size conv_kernel_size enable_confidence_head has_embed_tokens has_lm_head
+        has_own_lm_head markov_head_type markov_rank selector_rank selector_top_k""",
     "storage, which is read with the tensors": """
         compression_config quantization quantization_config""",
     "of a speculators_config: which verifier, and the acceptance of another program": """

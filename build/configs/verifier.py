@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from glmspec.build.configs.fields import Fields
+from glmspec.build.configs.tensorrt import TOPK_MOST
 from glmspec.build.configs.unread import refuse_unread
 
 ARCHITECTURE = "GlmMoeDsaForCausalLM"
@@ -121,8 +122,9 @@ class VerifierConfig:
             fields.fail("qk_rope_head_dim", "an even number (rotary pairs)")
         if self.index_head_dim < self.qk_rope_head_dim:
             fields.fail("index_head_dim", f"at least qk_rope_head_dim ({self.qk_rope_head_dim})")
-        if self.num_experts_per_tok > self.n_routed_experts:
-            fields.fail("num_experts_per_tok", f"at most n_routed_experts ({self.n_routed_experts})")
+        if self.num_experts_per_tok > min(self.n_routed_experts, TOPK_MOST):
+            experts = f"at most n_routed_experts ({self.n_routed_experts}), and {TOPK_MOST}, TensorRT's most"
+            fields.fail("num_experts_per_tok", experts)
         if self.indexer_types[0] != "full":
             fields.fail("indexer_types", 'a first entry of "full": a shared layer reuses an earlier layer\'s top-k')
         for token in self.eos_token_ids:

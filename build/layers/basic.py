@@ -5,14 +5,18 @@ Legend: N tokens, D input columns, F output columns, R rows whose logits are ask
 
 from __future__ import annotations
 
+from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.layers.quantized import dequantized, rounded
 from glmspec.build.network import ops
+from glmspec.build.network.contract import TABLE, TensorSpec
+from glmspec.build.network.form import Form
 from glmspec.build.network.graph import Tensor
 from glmspec.build.network.module import Module, Weight
 from glmspec.plugins import rms_norm
 
 # Table inputs, int32 [1]: the first token id, and the first expert, that a rank holds.
 VOCABULARY_START, EXPERT_START = "vocabulary_start", "expert_start"
+LEGAL_BIAS = "legal_bias"  # table input, [V] in the compute dtype: -inf of illegal token ids, 0 of others
 
 
 class Embedding(Module):
@@ -58,6 +62,18 @@ def own_ids(ids: Tensor, start: str, count: int) -> tuple[Tensor, Tensor]:
     own = ids - ids.net.inputs[start]
     here = ops.unary(own < 0, "NOT") & (own < count)
     return ops.select(here, own, 0), here
+
+
+def legal_specs(vocab: int, illegal: IllegalIds, form: Form) -> list[TensorSpec]:
+    """What a network reads of which tokens may be chosen; nothing where all may."""
+    return [TensorSpec(LEGAL_BIAS, form.compute, (vocab,), TABLE)] if illegal else []
+
+
+def legal_logits(part_RF: Tensor, vocab: int) -> Tensor:
+    """Logits [R, F] of each rank's rows of the head -> [R, V]: the whole vocabulary, illegal ids at -inf, so that
+    nothing that follows need know of them."""
+    logits_RV, bias_V = whole_vocabulary(part_RF, vocab), part_RF.net.inputs.get(LEGAL_BIAS)
+    return logits_RV if bias_V is None else logits_RV + bias_V
 
 
 def whole_vocabulary(part_RF: Tensor, vocab: int) -> Tensor:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from glmspec.build.configs.verifier import LATENT_NORM_EPS, VerifierConfig
 from glmspec.build.layers.basic import LayerNorm, Linear, RMSNorm
 from glmspec.build.layers.paged import WritePlan, append
+from glmspec.build.layers.pieces import by_rows, piece
 from glmspec.build.layers.rotary import Rotary
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Network, Tensor
@@ -42,7 +43,47 @@ class Step:
     rotary: Rotary
     plan: WritePlan
     index_topk: int
+    index_pieces: int  # of the segments, scored one after the other
     index_heads: int  # heads of the indexer scored at once
+    attention_pieces: int  # of the rows, attending one after the other
+    expert_pieces: int  # of the rows, through the experts one after the other
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some of a step's segments, as a step of their own whose rows are the Z places of the segments: the row of the
+    step in each, its number in a segment, and its segment and place. The last piece repeats the last segment."""
+
+    rows_Z: Tensor
+    positions_Z: Tensor
+    page_table_GM: Tensor
+    numbers_GS: Tensor
+    slot_Z2: Tensor
+
+
+def segment_size(step: Step) -> Tensor:
+    """S, int32 [1]."""
+    return ops.reduce(ops.arange_like(step.segment_rows_GS, 1), "MAX", 0) + 1
+
+
+def pieces_of(step: Step) -> list[Piece]:
+    """The step's pieces, the same for every layer."""
+    shared, key = step.net.shared, ("pieces", step.segment_rows_GS.trt.name)
+    if key not in shared:
+        shared[key] = [_piece(step, at) for at in range(step.index_pieces)]
+    return shared[key]
+
+
+def _piece(step: Step, at: int) -> Piece:
+    table_GM, rows_GS = step.page_table_GM, step.segment_rows_GS
+    size_1, segment_G = segment_size(step), piece(rows_GS, step.index_pieces, at)
+    own_G = ops.arange_like(rows_GS, 0, step.index_pieces)
+    rows_Z = ops.reshape(ops.gather(rows_GS, segment_G), (-1,))
+    numbers_GS = ops.reshape(own_G * size_1, (-1, 1)) + ops.reshape(ops.arange_like(rows_GS, 1), (1, -1))
+    number_Z = ops.arange_like(rows_Z, 0)
+    segment_Z = number_Z // size_1
+    slot_Z2 = ops.concat([ops.reshape(one, (-1, 1)) for one in (segment_Z, number_Z - segment_Z * size_1)], 1)
+    return Piece(rows_Z, ops.gather(step.positions_N, rows_Z), ops.gather(table_GM, segment_G), numbers_GS, slot_Z2)
 
 
 class Indexer(Module):
@@ -66,18 +107,23 @@ class Indexer(Module):
         key_N1I = step.rotary.turn(key_N1I, interleaved=self.interleaved)
         keys_X1PI = append(self.cache, key_N1I, step.plan)
         weight_NJ = self.weights_proj(x_ND) * (self.heads**-0.5 * self.dim**-0.5)
-        rows_NK, visible_NK = index_topk.native(
-            q_NJI,
-            weight_NJ,
-            keys_X1PI,
-            step.page_table_GM,
-            step.segment_rows_GS,
-            step.row_slot_N2,
-            step.positions_N,
-            k=step.index_topk,
-            at_once=step.index_heads,
-        )
-        return Attended(rows_NK, visible_NK)
+        return Attended(*best_rows(q_NJI, weight_NJ, keys_X1PI, step))
+
+
+def best_rows(q_NJI: Tensor, weight_NJ: Tensor, keys_X1PI: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    """What `index_topk` gives for the step's rows: of all segments at once, or piece by piece."""
+    chosen = {"k": step.index_topk, "at_once": step.index_heads}
+    if step.index_pieces == 1:
+        slots = (step.page_table_GM, step.segment_rows_GS, step.row_slot_N2, step.positions_N)
+        return index_topk.native(q_NJI, weight_NJ, keys_X1PI, *slots, **chosen)
+    found = []
+    for slots in pieces_of(step):
+        q_ZJI, weight_ZJ = ops.gather(q_NJI, slots.rows_Z), ops.gather(weight_NJ, slots.rows_Z)
+        tables = (slots.page_table_GM, slots.numbers_GS, slots.slot_Z2, slots.positions_Z)
+        found.append(index_topk.native(q_ZJI, weight_ZJ, keys_X1PI, *tables, **chosen))
+    segment_N, place_N = (ops.column(step.row_slot_N2, at) for at in (0, 1))
+    slot_N = segment_N * segment_size(step) + place_N
+    return tuple(ops.gather(ops.concat(parts, 0), slot_N) for parts in zip(*found, strict=True))
 
 
 class LatentAttention(Module):
@@ -105,14 +151,13 @@ class LatentAttention(Module):
         q_latent_NA = self.q_a_layernorm(self.q_a_proj(x_ND))
         attended = self.indexer(x_ND, q_latent_NA, step) if self.indexer else shared
         latents_X1PL = append(self.cache, self._latent(x_ND, step), step.plan)
-        out_NHC = sparse_mla.native(
-            self._query(q_latent_NA, step),
-            latents_X1PL,
-            attended.rows_NK,
-            attended.visible_NK,
-            scale=config.softmax_scale,
-            value_start=config.qk_rope_head_dim,
-        )
+        scale, value_start = config.softmax_scale, config.qk_rope_head_dim
+
+        def attend(q_NHL: Tensor, rows_NK: Tensor, visible_NK: Tensor) -> Tensor:
+            return sparse_mla.native(q_NHL, latents_X1PL, rows_NK, visible_NK, scale=scale, value_start=value_start)
+
+        rows = (self._query(q_latent_NA, step), attended.rows_NK, attended.visible_NK)
+        out_NHC = by_rows(attend, step.attention_pieces, *rows)
         value_HNV = ops.matmul(ops.transpose(out_NHC, (1, 0, 2)), self.w_uv.tensor)
         value_NF = ops.reshape(ops.transpose(value_HNV, (1, 0, 2)), (-1, self._heads() * config.v_head_dim))
         return self.o_proj(value_NF), attended

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.layers.basic import EXPERT_START, MLP, own_ids
+from glmspec.build.layers.pieces import by_rows
 from glmspec.build.layers.quantized import activation_format, dequantized, rounded
 from glmspec.build.network import ops
 from glmspec.build.network.graph import Tensor
@@ -47,18 +48,16 @@ class Experts(Module):
         self.gate_up_proj = Weight(experts, 2 * width, hidden)
         self.down_proj = Weight(experts, hidden, width)
 
-    def forward(self, x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor) -> Tensor:
-        """[N, D] -> [N, D]: of the rank's own experts, or its part of each."""
-        expert_NA, weight_NA = self._own(expert_NA, weight_NA)
-        return moe.native(
-            rounded(x_ND, self.gate_up_proj),
-            expert_NA,
-            weight_NA,
+    def forward(self, x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor, pieces: int) -> Tensor:
+        """[N, D] -> [N, D]: of the rank's own experts, or its part of each. pieces: of the rows."""
+        rows = (rounded(x_ND, self.gate_up_proj), *self._own(expert_NA, weight_NA))
+        weights = (
             dequantized(self.gate_up_proj),
             dequantized(self.down_proj),
             self.down_proj.fields.get("input_scale"),
-            middle=activation_format(self.down_proj),
         )
+        middle = activation_format(self.down_proj)
+        return by_rows(lambda *own: moe.native(*own, *weights, middle=middle), pieces, *rows)
 
     def _own(self, expert_NA: Tensor, weight_NA: Tensor) -> tuple[Tensor, Tensor]:
         """Ids among the rank's experts; those of other ranks become expert 0 with weight 0."""
@@ -76,7 +75,7 @@ class MixtureOfExperts(Module):
         self.experts = Experts(config)
         self.shared_experts = MLP(config.hidden_size, config.moe_intermediate_size * config.n_shared_experts)
 
-    def forward(self, x_ND: Tensor) -> Tensor:
-        """[N, D] -> [N, D]."""
+    def forward(self, x_ND: Tensor, pieces: int = 1) -> Tensor:
+        """[N, D] -> [N, D]. pieces: of the rows, through the routed experts one after the other."""
         expert_NA, weight_NA = self.gate(x_ND)
-        return self.experts(x_ND, expert_NA, weight_NA) + self.shared_experts(x_ND)
+        return self.experts(x_ND, expert_NA, weight_NA, pieces) + self.shared_experts(x_ND)

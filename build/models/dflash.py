@@ -29,6 +29,7 @@ from glmspec.build.network.module import Module, Weight
 from glmspec.build.trt import Backend
 from glmspec.plugins import argmax, block_attention, draft_law, draw, margin
 
+MASK_EMBEDDING = "mask_embedding"  # the mask token's row where the embedding's own is not meant
 TEMPERATURE, UNIFORM = "draft_temperature", "draft_uniform"  # inputs of every drafter that draws
 
 # Weights a drafter checkpoint may leave out, and the verifier's tensors that then stand in for them.
@@ -144,6 +145,7 @@ class DFlash(Module):
     def __init__(self, config: DrafterConfig, *, sampled: bool = False) -> None:
         self.config, self.sampled = config, sampled
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.mask_embedding = Weight(config.hidden_size) if config.mask_embedding else None
         self.fc = Linear(len(config.taps) * config.hidden_size, config.hidden_size)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = [self.layer(config, index) for index in range(config.num_hidden_layers)]
@@ -190,7 +192,7 @@ class DFlash(Module):
         config, net = self.config, anchor_ids_B.net
         ids_T, positions_T = self._block(anchor_ids_B, net.inputs["anchor_positions"])
         context = self._context(net, positions_T)
-        x_TD = scaled(self.embed_tokens(ids_T), config.scaling.embedding)
+        x_TD = scaled(self._embedded(ids_T), config.scaling.embedding)
         for layer in self.layers:
             x_TD = layer(x_TD, context)
         hidden_BRD = ops.reshape(self.norm(x_TD), (-1, config.block_size, config.hidden_size))
@@ -245,6 +247,14 @@ class DFlash(Module):
         ids_BR = ops.select(row_1R > 0, self.config.mask_token_id, ops.reshape(anchor_ids_B, (0, 1)))
         positions_BR = ops.reshape(anchor_positions_B, (0, 1)) + row_1R
         return ops.reshape(ids_BR, (-1,)), ops.reshape(positions_BR, (-1,))
+
+    def _embedded(self, ids_T: Tensor) -> Tensor:
+        """[T] -> [T, D]."""
+        x_TD, mask = self.embed_tokens(ids_T), self.config.mask_token_id
+        if self.mask_embedding is None:
+            return x_TD
+        masked_T1 = ops.reshape((ids_T > mask - 1) & (ids_T < mask + 1), (-1, 1))
+        return ops.select(masked_T1, ops.reshape(self.mask_embedding.tensor, (1, -1)), x_TD)
 
     def _context(self, net: Network, block_positions_T: Tensor) -> Context:
         rows_C = net.inputs["context_rows"]

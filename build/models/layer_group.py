@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.layers.basic import EXPERT_START, VOCABULARY_START
+from glmspec.build.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
 from glmspec.build.layers.mla import Attended, Step
 from glmspec.build.models.verifier import Verifier, index_cache, latent_cache
 from glmspec.build.network import ops
@@ -28,9 +29,16 @@ class LayerGroup(Verifier):
     """Layers `span` of a verifier, under the whole network's names. rows: K of its top-k."""
 
     def __init__(
-        self, config: VerifierConfig, taps: tuple[int, ...], span: range, rows: int, *, hidden: bool = False
+        self,
+        config: VerifierConfig,
+        taps: tuple[int, ...],
+        span: range,
+        rows: int,
+        *,
+        hidden: bool = False,
+        illegal: IllegalIds = ALL_LEGAL,
     ) -> None:
-        super().__init__(config, taps, hidden=hidden)
+        super().__init__(config, taps, hidden=hidden, illegal=illegal)
         self.span, self.rows = span, rows
         self.first, self.last = span.start == 0, span.stop == config.num_hidden_layers
 
@@ -48,7 +56,7 @@ class LayerGroup(Verifier):
         """The verifier's, less the caches of other layers, and what comes from the group before."""
         caches = {name(index) for index in self.span for name in (latent_cache, index_cache)}
         unused = set() if self.first else {"token_ids", VOCABULARY_START}
-        unused |= set() if self.last else {"logit_rows"}
+        unused |= set() if self.last else {"logit_rows", LEGAL_BIAS}
         if not any(self.config.indexer_types[index] == "full" for index in self.span):
             unused |= {"segment_rows", "row_slot", "page_table"}
         if not any(self.config.mlp_layer_types[index] == "sparse" for index in self.span):

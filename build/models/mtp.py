@@ -13,9 +13,10 @@ Legend: N tokens of the step, H rows of the source, R rows whose logits are aske
 
 from __future__ import annotations
 
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.layers.basic import Linear, RMSNorm, VocabularyEmbedding, whole_vocabulary
+from glmspec.build.layers.basic import Linear, RMSNorm, VocabularyEmbedding, legal_logits, legal_specs
 from glmspec.build.layers.mla import Step
 from glmspec.build.models.dflash import TEMPERATURE, UNIFORM
 from glmspec.build.models.verifier import DecoderLayer, cache_specs, hidden_spec, step_of, step_specs
@@ -56,11 +57,13 @@ class MtpLayer(DecoderLayer):
 class Mtp(Module):
     """The module as a network: owns the engine's inputs and outputs. Its weights have the checkpoint's names.
 
-    sampled: drafts are drawn, from the law `q` that is one more output; else they are the best.
+    sampled: drafts are drawn, from the law `q` that is one more output; else they are the best. illegal: ids that are
+    never drafted.
     """
 
-    def __init__(self, config: VerifierConfig, *, sampled: bool = False) -> None:
+    def __init__(self, config: VerifierConfig, *, sampled: bool = False, illegal: IllegalIds = ALL_LEGAL) -> None:
         self.config = config
+        self.illegal = illegal
         self.sampled = sampled
         self.index = config.num_hidden_layers
         self.embed_tokens = VocabularyEmbedding(config.vocab_size, config.hidden_size)
@@ -73,6 +76,7 @@ class Mtp(Module):
         """Step inputs, tables and caches; the weights come from `weight_inputs`."""
         return [
             *step_specs(self.config, limits, form),
+            *legal_specs(self.config.vocab_size, self.illegal, form),
             hidden_spec(self.config, form.compute, "H"),
             TensorSpec("hidden_rows", "int32", ("N",)),  # the row of `hidden` that each row goes on from
             *(TensorSpec(name, "float32", ("R",)) for name in (TEMPERATURE, UNIFORM) if self.sampled),
@@ -94,7 +98,7 @@ class Mtp(Module):
         net, config = step.net, self.config
         hidden_ND = ops.gather(x["hidden"], x["hidden_rows"])
         hidden_ND = self.layer(self.embed_tokens(x["token_ids"]), hidden_ND, step)
-        logits_RV = whole_vocabulary(self.lm_head(ops.gather(hidden_ND, x["logit_rows"])), config.vocab_size)
+        logits_RV = legal_logits(self.lm_head(ops.gather(hidden_ND, x["logit_rows"])), config.vocab_size)
         net.output(logits_RV, TensorSpec("logits", net.compute, ("R", config.vocab_size)))
         net.output(self._draft(logits_RV, x), TensorSpec("draft_ids", "int32", ("R",)))
         net.output(margin.native(logits_RV), TensorSpec("margin", "float32", ("R",)))

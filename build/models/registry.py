@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.models.dflash import DFlash
 from glmspec.build.models.dflash2 import DFlash2
@@ -20,10 +21,12 @@ def model_of(
     *,
     hidden: bool = False,
     sampled: bool = False,
+    illegal: IllegalIds = ALL_LEGAL,
 ) -> Verifier | DFlash:
-    """The model tree of a config. taps, hidden: a verifier's further outputs. sampled: a drafter draws its drafts."""
+    """The model tree of a config. taps, hidden: a verifier's further outputs. illegal: ids that it never chooses.
+    sampled: a drafter draws its drafts."""
     if isinstance(config, VerifierConfig):
-        return Verifier(config, taps, hidden=hidden)
+        return Verifier(config, taps, hidden=hidden, illegal=illegal)
     drafter = _DRAFTERS[config.kind](config, sampled=sampled)
     drafter.named()
     return drafter

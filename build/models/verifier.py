@@ -5,6 +5,7 @@ Legend: N tokens of the step, R rows whose logits are asked for, D hidden, V voc
 
 from __future__ import annotations
 
+from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.layers.basic import (
@@ -14,7 +15,8 @@ from glmspec.build.layers.basic import (
     Linear,
     RMSNorm,
     VocabularyEmbedding,
-    whole_vocabulary,
+    legal_logits,
+    legal_specs,
 )
 from glmspec.build.layers.mla import Attended, LatentAttention, Step
 from glmspec.build.layers.moe import MixtureOfExperts
@@ -38,13 +40,15 @@ class DecoderLayer(Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = LatentAttention(config, full, latent_cache(index), index_cache(index))
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.sparse = sparse
         self.mlp = MixtureOfExperts(config) if sparse else MLP(config.hidden_size, config.intermediate_size)
 
     def forward(self, x_ND: Tensor, step: Step, shared: Attended | None) -> tuple[Tensor, Attended]:
         """The residual stream after this layer, and the rows it attended to."""
         attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
         x_ND = x_ND + ops.all_reduce(attention_ND)
-        return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND))), attended
+        pieces = (step.expert_pieces,) if self.sparse else ()
+        return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND), *pieces)), attended
 
 
 class DecoderStack(Module):
@@ -60,20 +64,29 @@ class Verifier(Module):
     """The verifier as a network: owns the engine's inputs and outputs.
 
     taps: k asks for the residual stream after k layers (0 is the embedding), as `tap.k`. hidden: asks for what the head
-    reads, the normed end of the stream, of every row; the MTP module goes on from it.
+    reads, the normed end of the stream, of every row; the MTP module goes on from it. illegal: ids that are
+    never chosen.
     """
 
-    def __init__(self, config: VerifierConfig, taps: tuple[int, ...] = (), *, hidden: bool = False) -> None:
+    def __init__(
+        self,
+        config: VerifierConfig,
+        taps: tuple[int, ...] = (),
+        *,
+        hidden: bool = False,
+        illegal: IllegalIds = ALL_LEGAL,
+    ) -> None:
         self.config = config
         self.taps = taps
         self.hidden = hidden
+        self.illegal = illegal
         self.model = DecoderStack(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.named()
 
     def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
         """Step inputs, tables and caches; the weights come from `weight_inputs`."""
-        specs = step_specs(self.config, limits, form)
+        specs = step_specs(self.config, limits, form) + legal_specs(self.config.vocab_size, self.illegal, form)
         for index in range(self.config.num_hidden_layers):
             specs += cache_specs(self.config, index, limits, form)
         return specs
@@ -112,7 +125,7 @@ class Verifier(Module):
             hidden_RD = ops.gather(hidden_ND, logit_rows_R)
         else:  # only the rows that are asked for
             hidden_RD = self.model.norm(ops.gather(x_ND, logit_rows_R))
-        logits_RV = whole_vocabulary(self.lm_head(hidden_RD), config.vocab_size)
+        logits_RV = legal_logits(self.lm_head(hidden_RD), config.vocab_size)
         net.output(logits_RV, TensorSpec("logits", net.compute, ("R", config.vocab_size)))
         net.output(argmax.native(logits_RV), TensorSpec("greedy_ids", "int32", ("R",)))
 
@@ -134,7 +147,11 @@ def step_specs(config: VerifierConfig, limits: EngineLimits, form: Form) -> list
 
 def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
     """The step of a network that declared `step_specs`, or what its layers read of them."""
-    inputs = net.inputs
+    inputs, form, k = net.inputs, net.form, limits.index_topk(config.index_topk)
+    # Plugins read keys and latents in their pages; layers gather them first.
+    pieces = limits.index_pieces(1 if form.plugins else config.index_head_dim, form.profile)
+    gathered = 1 if form.plugins else k * config.latent_dim
+    experts = config.n_routed_experts // form.mapping.ep * max(config.hidden_size, 2 * config.moe_intermediate_size)
     return Step(
         net=net,
         positions_N=inputs["positions"],
@@ -143,8 +160,11 @@ def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
         page_table_GM=inputs.get("page_table"),
         rotary=Rotary.at(inputs["positions"]),
         plan=WritePlan.of(net),
-        index_topk=limits.index_topk(config.index_topk),
-        index_heads=limits.index_heads(config.index_n_heads, net.form.profile),
+        index_topk=k,
+        index_pieces=pieces,
+        index_heads=limits.index_heads(config.index_n_heads, pieces, form.profile),
+        attention_pieces=limits.row_pieces(gathered, form.profile),
+        expert_pieces=limits.row_pieces(experts if form.moe == "composed" else 1, form.profile),
     )
 
 

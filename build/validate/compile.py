@@ -99,7 +99,7 @@ def author(deployment: Deployment, unit: Unit, proxy: Backend) -> Network:
     model = member.model
     if unit.layers is not None:
         rows = member.index_topk(limits)
-        model = LayerGroup(member.config, member.taps, unit.layers, rows, hidden=member.hidden)
+        model = LayerGroup(member.config, member.taps, unit.layers, rows, hidden=member.hidden, illegal=member.illegal)
     return model.author(limits, form, proxy)
 
 

@@ -27,7 +27,7 @@ from glmspec.build.network.graph import Tensor
 from glmspec.plugins import accept, draw, sample, sampling_law
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 
-_TINY = 1e-38
+_TINY = 2.0**-126  # the least normal float32
 
 
 def reference(

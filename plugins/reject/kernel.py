@@ -15,7 +15,7 @@ import triton.language as tl
 
 from glmspec.plugins.sample.kernel import passing, row_law, weight, within
 
-_TINY = tl.constexpr(1e-38)
+_TINY = tl.constexpr(2.0**-126)  # the least normal float32: Triton takes a lesser number for a float64
 _NOTHING = tl.constexpr(1e-6)  # a mass of less may be rounding
 
 

@@ -148,7 +148,6 @@ def selector_walk_kernel(
     ids_j = tl.zeros([JP], tl.int32)
     scores_j = tl.zeros([JP], tl.float32)
     margins_j = tl.zeros([JP], tl.float32)
-    targets_jk = tl.zeros([JP, KP], tl.int32)
     laws_jk = tl.zeros([JP, KP], tl.float32)
     previous = tl.load(anchor_B + block).to(tl.int64)
     for step in range(J):
@@ -181,7 +180,6 @@ def selector_walk_kernel(
             law_k = tl.where(heat == 0.0, ((target_k == chosen) & there_k).to(tl.float32), drawn_k)
             at = draw(law_k, tl.load(uniform_BJ + block * J + step), KP)
             chosen = tl.sum(tl.where(slot_k == at, target_k, 0), 0)
-            targets_jk = tl.where(now_j[:, None], target_k[None, :], targets_jk)
             laws_jk = tl.where(now_j[:, None], law_k[None, :], laws_jk)
         ids_j = tl.where(now_j, chosen, ids_j)
         scores_j = tl.where(now_j, best, scores_j)
@@ -192,5 +190,8 @@ def selector_walk_kernel(
     tl.store(margins_BJ + block * J + step_j, margins_j, mask=there_j)
     if uniform_BJ is not None:
         at_jk = (block * J + step_j)[:, None] * K + slot_k[None, :]
-        tl.store(targets_BJK + at_jk, targets_jk, mask=there_jk)
+        target_jk = tl.load(candidate_BJK + at_jk, mask=there_jk, other=0)
+        if offset_V is not None:
+            target_jk += tl.load(offset_V + target_jk, mask=there_jk, other=0)
+        tl.store(targets_BJK + at_jk, target_jk, mask=there_jk)
         tl.store(laws_BJK + at_jk, laws_jk, mask=there_jk)

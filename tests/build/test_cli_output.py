@@ -54,7 +54,7 @@ def commands(engines: Path, prompts: Path, home: Path) -> dict[str, tuple]:
     }
 
 
-NAMES = commands(Path(), Path(), Path())
+NAMES = commands(Path("x"), Path("x"), Path("x"))
 
 
 @pytest.fixture

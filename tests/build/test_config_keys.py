@@ -227,6 +227,14 @@ def test_unknown_keys_inside_speculators_objects_are_refused(place):
     refused(changed(GOLDEN["dspark"], {f"{place}.strange": 2}), place, "strange", "found 2")
 
 
+def test_keys_of_the_layers_may_be_said_at_the_top_too():
+    values = GOLDEN["dspark"]
+    layers = {key: values["transformer_layer_config"][key] for key in ("layer_types", "hidden_size", "sliding_window")}
+    assert read({**values, **layers}) == read(values)
+    refused({**values, "hidden_size": 65}, "hidden_size: found 65")
+    refused({**values, "layer_types": ["full_attention"] * 3}, "layer_types")
+
+
 @pytest.mark.parametrize(
     "key, value",
     [
@@ -242,6 +250,10 @@ def test_unknown_keys_inside_speculators_objects_are_refused(place):
         ("target_vocab_size", 128),
         ("swa_window_size", 4096),
         ("use_sliding_window", False),  # with sliding layers
+        ("use_swa", False),
+        ("attention_sink_bias", True),
+        ("dflash_query_causal", True),
+        ("eagle_aux_hidden_state_layer_ids", [0, 3]),  # counted from one
     ],
 )
 def test_variants_of_drafters_that_no_tensor_shows_are_refused(key, value):
@@ -270,5 +282,30 @@ def test_configs_as_published_classes_save_them_pass():
     assert read({**values, **domino, **trained}) == read(GOLDEN["dspark"])
 
 
+def test_keys_that_exporters_of_drafters_add_pass():
+    told = {"eagle_aux_hidden_state_layer_ids": [1, 4], "use_swa": True, "swa_window_size": 12, "has_lm_head": False}
+    more = {"has_embed_tokens": True, "attention_sink_bias": False, "projector_type": "dflash", "causal": False}
+    assert read(changed(Z_LAB, {f"dflash_config.{key}": value for key, value in {**told, **more}.items()})) == read(
+        Z_LAB
+    )
+    assert read({**Z_LAB, **told, **more}) == read(Z_LAB)
+
+
 def test_a_head_of_another_kind_is_left_to_the_tensors():
     assert read({**Z_LAB, "selector_rank": 8, "conv_kernel_size": 2}) == read(Z_LAB)
+
+
+# -- sizes that no network can have ---------------------------------------------------------------
+
+
+def test_more_candidates_than_tensorrt_takes_are_refused():
+    sizes = {"vocab_size": 5000, "architectures": ["DFlash2DraftModel"], "selector_rank": 8}
+    values = {**Z_LAB, **sizes, "conv_kernel_size": 2, "conv_group_size": 16}
+    assert read({**values, "selector_top_k": 3840}).selector.top_k == 3840
+    refused({**values, "selector_top_k": 3841}, "selector_top_k: found 3841", "3840")
+    refused(changed(GLM, {"n_routed_experts": 5000, "num_experts_per_tok": 3841}), "num_experts_per_tok", "3840")
+    layers = "transformer_layer_config.vocab_size"
+    markov = read(changed(GOLDEN["dspark"], {layers: 5000, "draft_vocab_size": 5000}))
+    assert markov.chosen(None, None, 3840).markov.top_k == 3840
+    with pytest.raises(ConfigError, match=r"--markov-top-k: found 3841.*expected 1 to 3840"):
+        markov.chosen(None, None, 3841)

@@ -73,6 +73,7 @@ def test_the_record_of_a_conversion(tmp_path):
     assert values["quantization"] == {"quant_algo": None, "kv_cache_quant_algo": None, "recipe": "auto", "inputs": []}
     assert values["source"] == {
         "folder": "verifier",
+        "repo": None,
         "revision": None,
         "files": {"model.safetensors": digest(VERIFIER / "model.safetensors")},
     }

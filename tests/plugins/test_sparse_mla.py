@@ -18,8 +18,8 @@ from glmspec.plugins.spec import NoPlugin, value
 from glmspec.plugins.variants import Recorder, shaped
 
 HALF = torch.float16
-SMALL = {"N": 2, "H": 3, "D": 12, "K": 70, "P": 4, "X": 30}  # three splits of a tile each
-LONG = SMALL | {"N": 1, "K": 2500}  # two or three tiles a split
+SMALL = {"N": 2, "H": 3, "D": 12, "K": 70, "P": 4, "X": 30}  # five splits of a tile each
+LONG = SMALL | {"N": 1, "K": 2500}  # three or four tiles a split
 
 
 def case(sizes: dict[str, int], value_start: int = 4, **given) -> Case:

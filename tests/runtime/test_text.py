@@ -8,7 +8,7 @@ import shutil
 import pytest
 from support.models import ASSETS
 
-from glmspec.build.errors import EngineError, RequestError
+from glmspec.build.errors import CheckpointError, RequestError
 from glmspec.runtime.text import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "Count to 3."}, {"role": "assistant", "content": "1 2 3"}]
@@ -95,5 +95,5 @@ def test_a_folder_that_is_no_tokenizer_is_named(copy, content):
         shutil.rmtree(copy)
     else:
         (copy / "tokenizer.json").write_text(content)
-    with pytest.raises(EngineError, match=f"^{copy}: not a tokenizer that transformers can load"):
+    with pytest.raises(CheckpointError, match=f"^{copy}: not a tokenizer that transformers can load"):
         Tokenizer(copy)

@@ -84,6 +84,7 @@ def test_an_interval_is_as_wide_as_prompts_differ(script):
 def test_what_the_guide_to_speculation_quotes(script):
     said = plain(DOCS / "speculation.md")
     assert script("benchmark_sampling").top_k_sentence(result_of("sampling")) in said
+    assert script("benchmark_adaptive").sentence(result_of("adaptive")) in said
 
 
 def test_what_the_guide_to_validation_quotes(script, tmp_path):
@@ -91,14 +92,10 @@ def test_what_the_guide_to_validation_quotes(script, tmp_path):
     module, guide = script("benchmark_validate"), (DOCS / "validate.md").read_text(encoding="utf-8")
     assert module.quoted(guide, result_of("validate")) == guide
     (tmp_path / "config.json").write_bytes(module.CONFIG.read_bytes())
-    told = {
-        (model, profile): int(count.replace(",", ""))
-        for model, profile, count in re.findall(r"│ (\w+), (\w+): ([\d,]+) layers authored", guide)
-    }
-    assert told == module.layer_counts(tmp_path)
-    verifier = result_of("validate")["results"]["nvfp4"]["authoring"]
-    for profile, one in verifier.items():
-        assert one["layers"] == told["verifier", profile]
+    counted = result_of("validate")["networks"]["layers"]
+    assert counted == {quant: module.layer_counts(tmp_path, quant) for quant in ("fp8", "nvfp4")}
+    told = re.findall(r"│ (\w+, \w+): ([\d,]+) layers authored", guide)
+    assert {name: int(count.replace(",", "")) for name, count in told} == counted["nvfp4"]
 
 
 def test_what_the_drafters_page_quotes(script, tmp_path):
