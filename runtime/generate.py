@@ -161,16 +161,19 @@ def statistics(engine: Engine) -> dict[str, Any]:
 
 
 def _totals(jobs: list[Job], seconds: float, engine: Engine) -> dict[str, Any]:
-    """How much was answered, how fast, by what."""
+    """What answered, and how much of it this run did, how fast: a resumed one has only the rest."""
     tokens = sum(len(job.answer.tokens) for job in jobs)
-    return {
+    run = {
         "num_prompts": len(jobs),
         "num_prompt_tokens": sum(len(job.sequence.request.prompt_ids) for job in jobs),
         "num_output_tokens": tokens,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+    }
+    return {
         "glmspec": version("glmspec"),
         "engines_sha256": sha256(engine.directory.folder / "config.json"),
+        "this_run": run,
     }
 
 

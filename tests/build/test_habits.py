@@ -350,9 +350,10 @@ def test_statistics_have_tokens_time_versions_and_digests(made, tmp_path):
          "--max-tokens", 4)  # fmt: skip
     found = json.loads((tmp_path / "stats").read_text())
     lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-    assert (found["num_prompts"], found["num_prompt_tokens"]) == (2, 4)
-    assert found["num_output_tokens"] == sum(len(line["output_token_ids"]) for line in lines)
-    assert found["seconds"] > 0 and found["glmspec"] and len(found["engines_sha256"]) == 64
+    run = found["this_run"]
+    assert (run["num_prompts"], run["num_prompt_tokens"]) == (2, 4)
+    assert run["num_output_tokens"] == sum(len(line["output_token_ids"]) for line in lines)
+    assert run["seconds"] > 0 and found["glmspec"] and len(found["engines_sha256"]) == 64
 
 
 # -- what cannot be served ------------------------------------------------------------------------
