@@ -104,3 +104,10 @@ def test_what_the_drafters_page_quotes(script, tmp_path):
     topk = json.loads((ROOT / "assets" / "tiny-verifier" / "config.json").read_text())["index_topk"]
     script("tiny.report").write_readme(tmp_path / "README.md", numbers, topk)
     assert (tmp_path / "README.md").read_text() == (ROOT / "assets" / "README.md").read_text()
+
+
+def test_a_quote_replaces_the_one_before(script, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\nIt takes 5\nseconds, as measured. More.\n\n| a | takes |\n")
+    script("measured").quote(page, "It takes", "7 seconds", ", as measured")
+    assert page.read_text() == "# Title\n\nIt takes 7 seconds, as measured. More.\n\n| a | takes |\n"
