@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 import numpy as np
-from measured import ASSETS, console, interval, made_by, origin, prompts, write
+from measured import ASSETS, SPECULATION, console, interval, made_by, origin, prompts, quote, write
 from tiny.corpus import held_out_prompts
 
 from glmspec.build.configs.target import TARGETS
@@ -237,6 +237,7 @@ def main(workers: int) -> None:
             for (name, way), future in futures.items():
                 result["drafters"].setdefault(name, {})[way] = future.result()
     write("adaptive", result, report)
+    quote(SPECULATION, "of whole blocks,", sentence(result), " ([`benchmarks/adaptive.md`]")
 
 
 def changes(one: dict, fixed: dict) -> tuple[float, float]:

@@ -17,7 +17,19 @@ from pathlib import Path
 
 import click
 import numpy as np
-from measured import ASSETS, console, interval, length, made_by, origin, prompts, spread, write
+from measured import (
+    ASSETS,
+    SPECULATION,
+    console,
+    interval,
+    length,
+    made_by,
+    origin,
+    prompts,
+    quote,
+    spread,
+    write,
+)
 
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
@@ -61,7 +73,9 @@ def main(steps: int, seeds: int, workers: int) -> None:
                 "memory": memory.result(),
             }
     config = {"new_tokens": NEW_TOKENS, "seeds": seeds, "prompts": len(prompts()), "steps": steps}
-    write("sampling", made_by(("glmspec", "torch", "numpy"), **config) | measured, report)
+    result = made_by(("glmspec", "torch", "numpy"), **config) | measured
+    write("sampling", result, report)
+    quote(SPECULATION, "and fewer drafts stand:", top_k_sentence(result), ". Answers stay the verifier's")
 
 
 def build(out: Path, **options: object) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -16,6 +17,7 @@ from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS, OUT = ROOT / "assets", ROOT / "docs" / "benchmarks"
+SPECULATION = ROOT / "docs" / "speculation.md"
 DRAWS = 2000  # of a bootstrap
 
 console = Console(highlight=False)
@@ -79,6 +81,17 @@ def origin(script: str, result: dict[str, Any]) -> str:
 def spread(edges: Sequence[float], digits: int = 2) -> str:
     """An interval as it is printed."""
     return f"{edges[0]:.{digits}f} to {edges[1]:.{digits}f}"
+
+
+def quote(page: Path, before: str, sentence: str, after: str) -> None:
+    """Put a sentence between two fixed texts of a paragraph, whose lines are filled anew."""
+    paragraphs = page.read_text(encoding="utf-8").split("\n\n")
+    for at, paragraph in enumerate(paragraphs):
+        head, found, tail = " ".join(paragraph.split()).partition(before)
+        if found:
+            line = f"{head}{before} {sentence}{tail[tail.index(after) :]}"
+            paragraphs[at] = textwrap.fill(line, 140, break_long_words=False, break_on_hyphens=False)
+    page.write_text("\n\n".join(paragraphs), encoding="utf-8")
 
 
 def write(name: str, result: dict[str, Any], report: Callable[[dict[str, Any]], str]) -> None:
