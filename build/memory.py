@@ -149,11 +149,13 @@ def _rings(deployment: Deployment, member: Member) -> int:
     limits, total = deployment.limits, 0
     pages = limits.num_ring_pages(limits.ring_pages(member.sliding_window))
     for spec in _caches(deployment, member, RING):
-        elements = pages * math.prod(spec.dims[1:])
+        page = math.prod(spec.dims[1:])
+        elements = pages * page
         if elements > MOST_ELEMENTS:
+            most = (MOST_ELEMENTS // page - 1) // limits.ring_pages(member.sliding_window)
             raise ConfigError(
-                f"--max-num-seqs: found {limits.max_num_seqs:,} with a sliding window of {member.sliding_window:,} "
-                f"tokens ({member.name}), whose cache has {elements:,} elements, expected at most {MOST_ELEMENTS:,}."
+                f"--max-num-seqs: found {limits.max_num_seqs:,}, expected at most {most:,} with a sliding window of "
+                f"{member.sliding_window:,} tokens ({member.name}): a cache may have {MOST_ELEMENTS:,} elements."
             )
         total += elements * _BITS[spec.dtype] // 8
     return total
@@ -183,7 +185,9 @@ def _volume(value: Value) -> int:
 def _too_small(deployment: Deployment, plan: MemoryPlan, needed: int, room: int) -> str:
     limits, target = deployment.limits, deployment.target
     found = max(room, 0) * limits.page_size
-    lower = "--max-cached-tokens" if limits.pool_pages else "--max-model-len or --max-num-batched-tokens"
+    pooled = limits.pool_pages and room >= limits.pages_per_sequence
+    lower = f"{'--max-cached-tokens' if pooled else '--max-model-len'} to {found:,}" if found else ""
+    lower += "" if pooled else (" or " if lower else "") + "--max-num-batched-tokens"
     native = NATIVE_PRODUCTS.get(target.compute_capability or "", ())
     smaller = ", smaller weights (--quant nvfp4)" if "nvfp4" in native and "nvfp4" not in deployment.kinds else ""
     advice = f"Lower {lower}, or use" if plan.weights + plan.step + plan.rings < plan.available else "Use"

@@ -31,18 +31,20 @@ class EngineLimits:
                 raise ConfigError(f"engine limits: {name}: found {value}, expected at least 1.")
         if self.max_model_len < 2:
             raise ConfigError("engine limits: max_model_len: found 1, expected at least 2: a prompt and an answer.")
-        rows = self.max_num_seqs * self.block_rows
+        rows, most = self.max_num_seqs * self.block_rows, self.max_num_batched_tokens // self.block_rows
         if self.max_num_batched_tokens < rows:
+            fewer = f", or max_num_seqs of at most {most}" if most else ""
             raise ConfigError(
                 f"engine limits: max_num_batched_tokens: found {self.max_num_batched_tokens}, "
-                f"expected at least {rows}: "
+                f"expected at least {rows}{fewer}: "
                 f"max_num_seqs ({self.max_num_seqs}) blocks of {self.block_rows} rows must fit one step."
             )
 
         if self.pool_pages is not None and self.pool_pages < self.pages_per_sequence:
             raise ConfigError(
-                f"--max-cached-tokens: found {self.pool_pages} pages of {self.page_size} tokens, expected at least "
-                f"{self.pages_per_sequence}: one sequence of {self.max_model_len:,} tokens must fit."
+                f"--max-cached-tokens: found {self.pool_pages * self.page_size:,} tokens (in pages of "
+                f"{self.page_size}), expected at least {self.pages_per_sequence * self.page_size:,}: one sequence of "
+                f"{self.max_model_len:,} tokens must fit."
             )
 
     @property

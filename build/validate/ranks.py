@@ -9,7 +9,7 @@ must be whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from glmspec.build.configs.limits import CONTEXT
@@ -73,9 +73,9 @@ def rank_faults(graph: Graph, parts: dict[str, str]) -> Iterator[Fault]:
         divided = [found[value.name] for value in inputs if value.name in found]
         if node.kind == "DIST_COLLECTIVE":
             yield from _collective_faults(node, divided)
-        elif divided:
+        elif divided and node.kind != "SHAPE":  # every rank has the same shapes
             experts = node.region is not None and ops[node.region["region"]] == "moe"
-            if wrong := None if experts else _misused(node, len(inputs), divided):
+            if wrong := None if experts else _misused(node, len(inputs), divided, found):
                 yield wrong
                 continue
             lookup = node.kind == "SELECT" and node.inputs[0].name in found  # zero where another rank has the row
@@ -106,8 +106,8 @@ def _state(node: Node, divided: list[_Divided], term: bool) -> _Divided:
     return _Divided(COLUMNS if states == {COLUMNS} else PART, source)
 
 
-def _misused(node: Node, inputs: int, divided: list[_Divided]) -> Fault | None:
-    """The fault of using these where they must be whole, or of bending a term."""
+def _misused(node: Node, inputs: int, divided: list[_Divided], names: Collection[str]) -> Fault | None:
+    """The fault of using these where they must be whole, or of bending a term. names: all that is divided."""
     source, states = divided[0].source, [one.state for one in divided]
     if node.kind == "KV_CACHE_UPDATE":
         return Fault(node.name, f"a cache would differ between ranks, since {source}.", _ADVICE)
@@ -117,7 +117,9 @@ def _misused(node: Node, inputs: int, divided: list[_Divided]) -> Fault | None:
     if TERM not in states:
         return None
     scaled = node.kind == "ELEMENTWISE" and node.attributes["op"] in ("PROD", "DIV") and len(divided) == 1
-    if node.kind in _LINEAR or scaled or (sums and set(states) == {TERM}):
+    rows = node.kind == "GATHER" and len(divided) == 1 and node.inputs[0].name in names  # some of a term's rows
+    beside = node.kind == "CONCATENATION" and len(divided) == inputs and set(states) == {TERM}
+    if node.kind in _LINEAR or scaled or rows or beside or (sums and set(states) == {TERM}):
         return None
     why = f"its result is this rank's term of a sum, and goes into {node.name} before the sum is taken."
     return Fault(divided[states.index(TERM)].source, why, _ADVICE)

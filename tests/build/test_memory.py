@@ -181,7 +181,7 @@ def test_a_step_of_sliding_layers_alone_does_not_grow_with_the_context(glm):
 
 
 def test_rings_that_cannot_be_counted_are_refused(glm):
-    told = r"--max-num-seqs: found 16 with a sliding window of 131,072 tokens \(dflash2-3\)"
+    told = r"--max-num-seqs: found 16, expected at most 15 with a sliding window of 131,072 tokens \(dflash2-3\)"
     with pytest.raises(ConfigError, match=told):
         plan_memory(glm("wide", 1 << 20), [NO_STEP])
     plan_memory(glm("wide", 1 << 20, max_num_seqs=15), [NO_STEP])
