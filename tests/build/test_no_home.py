@@ -26,6 +26,7 @@ from click.testing import CliRunner
 from glmspec.build.cli import main
 for command in json.loads(sys.argv[1]):
     result = CliRunner(catch_exceptions=False).invoke(main, command)
+    print(json.dumps([command[0], result.exit_code, result.output]), flush=True)
 print(json.dumps(["numba", "numba" in sys.modules, ""]))
 """
 
