@@ -6,7 +6,6 @@ is at fault (one message, no traceback), 2 wrong usage, 3 nothing was done for l
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from pathlib import Path
@@ -22,7 +21,6 @@ from glmspec.build.cli_base import (
     PLACE,
     WRITTEN,
     Commands,
-    Count,
     progress,
     result,
     section,
@@ -32,13 +30,11 @@ from glmspec.build.cli_options import (
     MODEL,
     OUTPUT,
     RECIPES,
-    adaptive,
     build_options,
-    drafting,
     ranks,
-    sampling,
     sizes,
 )
+from glmspec.build.cli_serving import generate, repo, serve
 from glmspec.build.configs.kinds import check_config, check_configs
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.errors import GlmspecError
@@ -317,89 +313,8 @@ def plugins(
         write_json_to(json_file, record)
 
 
-@main.command()
-@click.argument("engines", type=FOLDER)
-@section(
-    "Prompts",
-    click.option("--input", "source", type=FILE,
-                 help="JSON lines, each with prompt (text), prompt_token_ids or messages."),
-    click.option("--prompt", "prompts", multiple=True, help="A text, instead; may be given several times."),
-    click.option("--chat", is_flag=True,
-                 help="Texts are what a user says, for the chat template; what is typed is one conversation."),
-)  # fmt: skip
-@section(
-    OUTPUT,
-    click.option("-o", "--output", type=WRITTEN,
-                 help="JSON lines to write. Default: shown on a terminal, else to standard output."),
-    click.option("--resume", is_flag=True, help="Go on with the answers that an interrupted run kept."),
-    click.option("--stats", "statistics", type=WRITTEN,
-                 help="JSON file to write: acceptance, tokens and time over all answers. Default: none."),
-    click.option("--max-tokens", required=True, type=Count(), help="Most new tokens a prompt."),
-)  # fmt: skip
-@sampling
-@drafting
-@adaptive
-def generate(
-    engines: Path,
-    source: Path | None,
-    prompts: tuple[str, ...],
-    chat: bool,
-    output: Path | None,
-    resume: bool,
-    statistics: Path | None,
-    drafter: str | None,
-    no_speculation: bool,
-    verification: str,
-    adaptive: Any,
-    **settings: Any,
-) -> None:
-    """Answer prompts with the engines in ENGINES: of a file, or given, or typed on the terminal.
-
-    On a terminal accepted and rejected drafts are shown in colour; elsewhere answers are JSON lines."""
-    if source and prompts:
-        raise click.UsageError("--input and --prompt exclude each other")
-    if not source and not prompts and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError("give --input or --prompt; only on a terminal prompts can be typed")
-    if resume and not (output and (source or prompts)):
-        raise click.UsageError("--resume goes on with an --output of --input or --prompt: give them as before")
-    if source and chat:
-        raise click.UsageError("--input and --chat exclude each other: a line has messages instead of a prompt")
-    from glmspec.runtime.engine import Engine
-    from glmspec.runtime.generate import Wanted
-    from glmspec.runtime.generate import generate as answer
-
-    files = {"source": source, "output": output, "statistics": statistics}
-    wanted = Wanted(**files, resume=resume, prompts=prompts, chat=chat, settings=settings)
-    how = {"verification": verification, "adaptive": adaptive, "progress": progress()}
-    answer(functools.partial(Engine, engines, drafter, not no_speculation, **how), wanted, progress())
-
-
-@main.command()
-@click.argument("engines", type=FOLDER)
-@section(OUTPUT, click.option("-o", "--output", required=True, type=OUT, help="Triton model repository to write."))
-@drafting
-@adaptive
-def repo(
-    engines: Path, output: Path, drafter: str | None, no_speculation: bool, verification: str, adaptive: Any
-) -> None:
-    """Write a Triton model repository that serves ENGINES."""
-    from glmspec.triton_repo.repository import write_repository
-
-    write_repository(engines, output, drafter, not no_speculation, verification, adaptive)
-    result(str(output))
-
-
-@main.command()
-@click.argument("repository", type=FOLDER)
-@click.option("--host", default="127.0.0.1", help="Address to listen on.")
-@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, help="0: a free port.")
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, help="0: a free port.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, help="0: a free port.")
-def serve(repository: Path, host: str, http_port: int, grpc_port: int, metrics_port: int) -> None:
-    """Run tritonserver on a model REPOSITORY until it is stopped."""
-    from glmspec.triton_repo.launcher import Ports, run_server
-
-    run_server(repository, Ports.choose(host, http_port, grpc_port, metrics_port), progress())
+for _command in (generate, repo, serve):
+    main.add_command(_command)
 
 
 @main.command()
