@@ -52,8 +52,7 @@ def build_engines(
         progress.note(note)
     with resumable_folder(out, kind, inputs, resume, weights_size(deployment)) as folder:
         keep_conversions(deployment, folder)
-        with progress.stage("Checking checkpoints"):
-            check_weights(deployment)
+        check_weights(deployment, progress)
         with progress.stage("Planning memory"):
             steps = greatest_steps(deployment, author)
             plan = plan_memory(deployment, steps)
@@ -78,12 +77,13 @@ def build_engines(
     return None
 
 
-def check_weights(deployment: Deployment) -> None:
+def check_weights(deployment: Deployment, progress: Progress) -> None:
     """Compare every converted checkpoint with its digests, once: several members may use one."""
     origins = {id(member.origin): member.origin for member in deployment.members}
-    for origin in origins.values():
-        if isinstance(origin, Checkpoint):
-            origin.check()
+    converted = [origin for origin in origins.values() if isinstance(origin, Checkpoint)]
+    with progress.bytes("Checking checkpoints", sum(one.size for one in converted)) as advance:
+        for one in converted:
+            one.check(advance)
 
 
 def beside_notes(deployment: Deployment) -> list[str]:

@@ -58,19 +58,18 @@ def _lines(first: str, checkpoints: Iterable[Checkpoint], progress: Progress) ->
 
 
 def _verify_checkpoint(checkpoint: Checkpoint, progress: Progress) -> str:
-    parts = checkpoint.record["parts"]
-    with progress.steps(f"Hashing {checkpoint.folder.name}", len(parts)) as advance:
+    with progress.bytes(f"Hashing {checkpoint.folder.name}", checkpoint.size) as advance:
         checkpoint.check(advance)
+    parts = len(checkpoint.files)
     tensors = sum(len(one.outputs(rank)) for rank in range(checkpoint.mapping.tp) for one in checkpoint.weights())
-    return f"{checkpoint.folder}: checkpoint: {len(parts)} parts and {tensors:,} tensors as they were written"
+    return f"{checkpoint.folder}: checkpoint: {parts} parts and {tensors:,} tensors as they were written"
 
 
 def _verify_hf(folder: Path, progress: Progress) -> str:
     parts = open_manifest(folder)["parts"]
-    with progress.steps(f"Hashing {folder.name}", len(parts)) as advance:
+    with progress.bytes(f"Hashing {folder.name}", sum(part["size"] for part in parts.values())) as advance:
         for name, part in parts.items():
-            check_digest(folder / name, part["sha256"], "Convert again.")
-            advance(name)
+            check_digest(folder / name, part["sha256"], "Convert again.", advance)
     return f"{folder}: Hugging Face checkpoint: {len(parts)} parts as they were written"
 
 

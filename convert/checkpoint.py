@@ -74,6 +74,11 @@ class Checkpoint:
         return [self.folder / name for name in self.record["parts"]]
 
     @property
+    def size(self) -> int:
+        """Bytes of those files."""
+        return sum(part["size"] for part in self.record["parts"].values())
+
+    @property
     def shared(self) -> dict[str, str]:
         """The drafter's weight -> the verifier's weight that stands in for it."""
         return self.record["shared_from_verifier"]
@@ -153,9 +158,10 @@ class Checkpoint:
         tensors = self.tensors(0)
         return {weight.name: _values(weight, tensors) for weight in self.weights()}
 
-    def check(self, advance: Callable[[str], None] = lambda name: None) -> None:
+    def check(self, advance: Callable[[int], None] = lambda size: None) -> None:
         """Compare the headers of all files with what the network takes, and every file with its recorded digest.
-        Raises `CheckpointError` naming the file and the first tensor at fault."""
+        Raises `CheckpointError` naming the file and the first tensor at fault. advance: called with the bytes
+        of weights hashed since."""
         weights = self.weights()
         for rank, names in enumerate(self.record["ranks"]):
             found, where = {}, {}
@@ -182,15 +188,14 @@ class Checkpoint:
                     "change answers. Remove it, or convert again from a folder that has it."
                 )
         for path in self.files:
-            check_digest(path, self.record["parts"][path.name]["sha256"], _AGAIN)
-            advance(path.name)
+            check_digest(path, self.record["parts"][path.name]["sha256"], _AGAIN, advance)
 
     def check_loaded(self) -> None:
         """What every load compares: small files by digest, weights by size and, when all are small, by digest. Raises
         `CheckpointError` naming the first at fault."""
         check_files(self.folder, self.record["files"], _AGAIN)
         parts = self.record["parts"]
-        small = sum(part["size"] for part in parts.values()) <= HASHED_AT_LOAD
+        small = self.size <= HASHED_AT_LOAD
         for path in self.files:
             recorded, found = parts[path.name], path.stat().st_size
             if found != recorded["size"]:

@@ -26,7 +26,7 @@ from glmspec.convert.files import CHECKPOINT, producer, sha256, write_json
 from glmspec.convert.folders import resumable_folder
 from glmspec.convert.mask_embedding import take_mask_embedding
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
-from glmspec.convert.origin import source_record
+from glmspec.convert.origin import hashed_size, source_record
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.sealed import MANIFEST, open_manifest, open_sealed, write_sealed
@@ -49,8 +49,9 @@ class Conversion:
 
     @property
     def size(self) -> int:
-        """Bytes that will be read."""
-        return sum(task.size for weight in self.plan.weights for task in weight.tasks)
+        """Bytes that will be read: of the tensors, then of the files that are hashed for the record."""
+        tensors = sum(task.size for weight in self.plan.weights for task in weight.tasks)
+        return tensors + hashed_size(self.source.files)
 
     @property
     def ranks(self) -> int:
@@ -138,14 +139,14 @@ class Conversion:
             if len(files) > 1:
                 write_json(folder / f"{stems[rank]}.safetensors.index.json", index(parts, rank, files))
         copy_files(self.source.folder, self.source.beside.copied, folder)
-        finish(folder, names, journal)
+        finish(folder, names, journal, run.advance)
 
     @property
     def _stems(self) -> list[str]:
         return [f"rank{rank}" for rank in range(self.ranks)]
 
-    def _finish(self, folder: Path, names: list[list[str]], journal: Journal) -> None:
-        write_sealed(folder / "config.json", self._record(folder, names, journal))
+    def _finish(self, folder: Path, names: list[list[str]], journal: Journal, advance: Callable[[int], None]) -> None:
+        write_sealed(folder / "config.json", self._record(folder, names, journal, advance))
 
     def _plan_digest(self) -> str:
         """What must be the same for a run to go on where another stopped."""
@@ -168,7 +169,9 @@ class Conversion:
         text = json.dumps([self._plan_digest(), name, options.recipe.name, stats])
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _record(self, folder: Path, names: list[list[str]], journal: Journal) -> dict[str, Any]:
+    def _record(
+        self, folder: Path, names: list[list[str]], journal: Journal, advance: Callable[[int], None]
+    ) -> dict[str, Any]:
         hf, mapping = self.source.config, self.options.mapping
         formats = {weight.name: weight.format for weight in self.plan.weights}
         return {
@@ -200,7 +203,7 @@ class Conversion:
             "mask_embedding": isinstance(self.config, DrafterConfig) and self.config.mask_embedding,
             "license": self.source.terms.to_json(),
             "beside": self.source.beside.left,
-            "source": source_record(self.source.folder, self.source.files),
+            "source": source_record(self.source.folder, self.source.files, advance),
             "fingerprint": self.fingerprint,
             "hf_config": hf,
         }

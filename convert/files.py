@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -136,12 +136,13 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def sha256(path: Path) -> str:
-    """Hex digest of a file."""
+def sha256(path: Path, advance: Callable[[int], None] = lambda size: None) -> str:
+    """Hex digest of a file. advance: called with the bytes read since."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
+            advance(len(chunk))
     return digest.hexdigest()
 
 

@@ -8,6 +8,7 @@ quantized already is kept, each matrix under its own.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
     source, options = conversion.source, conversion.options
     plan = plan_hf(conversion)
 
-    def finish(folder: Path, names: list[list[str]], journal: Journal) -> None:
+    def finish(folder: Path, names: list[list[str]], journal: Journal, advance: Callable[[int], None]) -> None:
         record = {
             "producer": producer(HF_CHECKPOINT),
             "recipe": options.recipe.name,
@@ -58,7 +59,7 @@ def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
             "notes": [*source.notes, *plan.notes],
             "license": source.terms.to_json(),
             "beside": source.beside.left,
-            "source": source_record(source.folder, source.files),
+            "source": source_record(source.folder, source.files, advance),
             "fingerprint": conversion.fingerprint,
         }
         config = hf_config(source, plan)

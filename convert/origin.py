@@ -11,6 +11,7 @@ where there is none of 64 digits (SHA-256), it is hashed.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,24 @@ class Download:
     sha256: str | None = None
 
 
-def source_record(folder: Path, paths: list[Path]) -> dict[str, Any]:
-    """The folder's name, the repository and its revision, the digest of every file of weights. paths: of those."""
+def source_record(
+    folder: Path, paths: list[Path], advance: Callable[[int], None] = lambda size: None
+) -> dict[str, Any]:
+    """The folder's name, the repository and its revision, the digest of every file of weights. paths: of those.
+    advance: called with the bytes hashed since, `hashed_size` in all."""
     found = {path: downloaded(path) for path in paths}
     repos, revisions = ({getattr(one, key) for one in found.values()} for key in ("repo", "revision"))
     return {
         "folder": name_of(folder),
         "repo": repos.pop() if len(repos) == 1 else None,
         "revision": revisions.pop() if len(revisions) == 1 else None,
-        "files": {path.name: one.sha256 or sha256(path) for path, one in found.items()},
+        "files": {path.name: one.sha256 or sha256(path, advance) for path, one in found.items()},
     }
+
+
+def hashed_size(paths: list[Path]) -> int:
+    """Bytes of the files whose digest nothing tells."""
+    return sum(path.stat().st_size for path in paths if not downloaded(path).sha256)
 
 
 def mixed_revisions(paths: list[Path]) -> list[str]:

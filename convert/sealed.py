@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -84,8 +84,9 @@ def check_files(folder: Path, files: Mapping[str, str], again: str) -> None:
         check_digest(folder / name, digest, again)
 
 
-def check_digest(path: Path, digest: str, again: str) -> None:
-    """Raise `CheckpointError` for a file that is gone or not what was written. again: what to do then."""
-    if not path.is_file() or sha256(path) != digest:
+def check_digest(path: Path, digest: str, again: str, advance: Callable[[int], None] = lambda size: None) -> None:
+    """Raise `CheckpointError` for a file that is gone or not what was written. again: what to do then. advance: called
+    with the bytes read since."""
+    if not path.is_file() or sha256(path, advance) != digest:
         found = "changed since it was written" if path.exists() else "missing"
         raise CheckpointError(f"{path}: {found}. {again}")

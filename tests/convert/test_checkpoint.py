@@ -100,10 +100,12 @@ def test_a_stray_shard_is_in_the_record(tmp_path):
 
 
 def test_progress_counts_every_byte(tmp_path):
+    """Of the tensors, and of the file that is hashed for the record."""
     seen: list[int] = []
     conversion = plan_conversion(CHECKPOINTS / "dspark")
     conversion.write(tmp_path / "ck", Run(advance=seen.append))
-    assert sum(seen) == conversion.size == sum(t.nbytes for t in tensors_of(CHECKPOINTS / "dspark").values())
+    tensors = sum(t.nbytes for t in tensors_of(CHECKPOINTS / "dspark").values())
+    assert sum(seen) == conversion.size == tensors + (CHECKPOINTS / "dspark" / "model.safetensors").stat().st_size
 
 
 def test_a_conversion_that_fails_leaves_nothing(tmp_path):

@@ -35,7 +35,7 @@ def hashed(monkeypatch) -> list[str]:
     """Names of the files that were hashed to tell where weights came from."""
     seen: list[str] = []
     real = origin.sha256
-    monkeypatch.setattr(origin, "sha256", lambda path: seen.append(path.name) or real(path))
+    monkeypatch.setattr(origin, "sha256", lambda path, *rest: seen.append(path.name) or real(path, *rest))
     return seen
 
 
