@@ -18,6 +18,7 @@ from glmspec.build.configs.fields import read_json
 from glmspec.build.configs.kinds import Config, parse_config
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import GlmspecError
+from glmspec.build.kernels import open_kernels
 from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.conversion import Conversion, plan_source
@@ -25,7 +26,7 @@ from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, HF_CHECKPOINT, KE
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Options
 from glmspec.convert.recipe import RECIPES
-from glmspec.convert.sealed import kind_of
+from glmspec.convert.sealed import MANIFEST, kind_of, open_manifest
 from glmspec.convert.source import INDEX, SINGLE, Source
 from glmspec.convert.storage import field_of, weights_of
 from glmspec.convert.writer import cut, file_part
@@ -54,17 +55,18 @@ def describe(folder: Path) -> Record:
         BUNDLE: _bundle,
         ENGINES: _engines,
         CHECKPOINT: lambda place: checkpoint_record(read_checkpoint(place)),
-        REPOSITORY: lambda place: {"engines": read_json(place / "config.json")["engines"]},
+        REPOSITORY: _repository,
         KERNELS: _kernels,
         HF_CHECKPOINT: published_record,
     }
-    made = {"folder": str(folder), "kind": kind, "glmspec": _version(folder)}
-    return made | makers[kind](folder)
+    record = read_json(folder / "config.json")
+    made = {"folder": str(folder), "kind": kind, "glmspec": _version(record), **makers[kind](folder)}
+    return made | {key: record[key] for key in ("license", "licenses") if kind != HF_CHECKPOINT and key in record}
 
 
-def _version(folder: Path) -> str | None:
+def _version(record: Record) -> str | None:
     """The version of glmspec that wrote it, None for somebody else's."""
-    maker = read_json(folder / "config.json").get("producer")
+    maker = record.get("producer")
     return maker.get("version") if isinstance(maker, dict) else None
 
 
@@ -101,10 +103,17 @@ def _bundle(folder: Path) -> Record:
     return {key: record[key] for key in keys} | {"models": members, "validated": (folder / "validation.json").exists()}
 
 
+def _repository(folder: Path) -> Record:
+    from glmspec.triton_repo.repository import read_repository
+
+    return {"engines": read_repository(folder)["engines"]}
+
+
 def _engines(folder: Path) -> Record:
     directory = EngineDirectory.open(folder)
     keys = ("target", "compute_capability", "compute", "tensorrt", "mapping", "limits", "eos_token_ids")
     return {key: directory.record[key] for key in keys} | {
+        "num_illegal_ids": len(directory.illegal),
         "drafters": directory.choices,
         "models": [_engine(folder, name, directory.model(name)) for name in directory.names],
     }
@@ -126,6 +135,7 @@ def _engine(folder: Path, name: str, config: Record) -> Record:
 
 
 def _kernels(folder: Path) -> Record:
+    open_kernels(folder)
     manifest = read_json(folder / "manifest.json")
     keys = ("name", "file", "sha256", "registers", "shared_memory")
     kernels = [{key: one[key] for key in keys} for one in manifest["plugins"]]
@@ -143,11 +153,13 @@ def published_record(folder: Path) -> Record:
         return made | {"convert": {"accepted": False, "error": str(error)}}
     if source is None:
         return made | {"convert": {"accepted": False, "error": f"{folder}: found a config and no weights."}}
-    return made | _held(source) | {"convert": _converted(source)}
+    return made | _held(source) | {"license": source.terms.to_json(), "convert": _converted(source)}
 
 
 def _source(folder: Path, config: Config) -> Source | None:
     """The tensors that are there; those that the config implies where there are none."""
+    if (folder / MANIFEST).exists():
+        open_manifest(folder)
     if (folder / INDEX).exists() or (folder / SINGLE).exists():
         return Source(folder)
     return None if isinstance(config, DrafterConfig) else Imagined(folder)

@@ -13,17 +13,19 @@ from glmspec.build.bundle import open_bundle
 from glmspec.build.configs.fields import read_json
 from glmspec.build.describe import describe, kind_in
 from glmspec.build.directory import EngineDirectory
+from glmspec.build.kernels import open_kernels
 from glmspec.build.units import size_text
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.command import left_out_lines
 from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
+from glmspec.convert.origin import name_of
 from glmspec.convert.terms import terms_lines
 
 
 def show(folder: Path) -> None:
     """Print a checkpoint, an engine bundle or directory, a kernel folder or a model repository to stdout."""
     kind, record = kind_in(folder), read_json(folder / "config.json")
-    console = Console()
+    console = Lines()
     if kind == BUNDLE:
         _show_bundle(console, folder, open_bundle(folder))
     elif kind == ENGINES:
@@ -31,19 +33,31 @@ def show(folder: Path) -> None:
     elif kind == CHECKPOINT:
         _show_checkpoint(console, folder, record)
     elif kind == REPOSITORY:
-        _show_repository(console, folder, record)
+        _show_repository(console, folder)
     elif kind == KERNELS:
-        _show_kernels(console, folder, record["kernels_for"])
+        _show_kernels(console, folder, open_kernels(folder)["kernels_for"])
     else:
-        _show_published(console, describe(folder))
-        return
-    for line in terms_lines(folder.resolve().name, record):
-        console.print(line, markup=False)
+        record = describe(folder)
+        _show_published(console, record)
+    for line in terms_lines(name_of(folder), record):
+        console.line(line)
 
 
-def _show_published(console: Console, about: dict[str, Any]) -> None:
+class Lines(Console):
+    """A console whose lines are never broken: paths and commands are copied from them."""
+
+    def title(self, place: object, text: str) -> None:
+        """What a place is."""
+        self.print(f"[bold]{escape(str(place))}[/bold]: {escape(text)}", soft_wrap=True)
+
+    def line(self, text: str) -> None:
+        """A line beside the tables."""
+        self.print(text, markup=False, soft_wrap=True)
+
+
+def _show_published(console: Lines, about: dict[str, Any]) -> None:
     """What config and headers say, then what `convert` would make of them."""
-    console.print(f"[bold]{escape(about['folder'])}[/bold]: Hugging Face checkpoint, not converted yet")
+    console.title(about["folder"], "Hugging Face checkpoint, not converted yet")
     table = _table("Checkpoint", "what", "value")
     for key in ("architecture", "model", "dialect", "layers", "drafts", "mtp_modules", "max_position_embeddings"):
         if key in about:
@@ -60,14 +74,14 @@ def _show_published(console: Console, about: dict[str, Any]) -> None:
     console.print(table)
     plan = about["convert"]
     if not plan["accepted"]:
-        console.print(f"convert refuses it: {plan['error']}", markup=False, soft_wrap=True)
+        console.line(f"convert refuses it: {plan['error']}")
         return
     wrote = f"{size_text(plan['bytes'])} in {plan['tensors']:,} tensors ({_counts(plan['formats'])})"
-    console.print(f"convert writes {wrote}, as one rank", markup=False, soft_wrap=True)
+    console.line(f"convert writes {wrote}, as one rank")
     for reason, count in plan["left_out"].items():
-        console.print(f"left out {count:,} tensors: {reason}", markup=False, soft_wrap=True)
+        console.line(f"left out {count:,} tensors: {reason}")
     for note in plan["notes"]:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.line(f"note: {note}")
 
 
 def _cell(value: Any) -> str:
@@ -78,26 +92,26 @@ def _counts(formats: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in formats.items())
 
 
-def _show_bundle(console: Console, folder: Path, record: dict[str, Any]) -> None:
-    console.print(f"[bold]{escape(str(folder))}[/bold]: engine bundle for {record['target']}, not compiled yet")
+def _show_bundle(console: Lines, folder: Path, record: dict[str, Any]) -> None:
+    console.title(folder, f"engine bundle for {record['target']}, not compiled yet")
     table = _table("Models", "name", "from", "weights", "SHA-256")
     for one in record["members"]:
         table.add_row(one["name"], one["source"], one["weights"]["folder"], one["weights"]["sha256"][:16])
     console.print(table)
-    console.print(f"validation: {'validation.json' if (folder / 'validation.json').exists() else 'none'}", markup=False)
+    console.line(f"validation: {'validation.json' if (folder / 'validation.json').exists() else 'none'}")
     if record["kernels"]:
         _show_kernels(console, folder / record["kernels"], record["target"])
     else:
         why = "compiled when it is finished, by Triton there" if record["plugins"] != "off" else "plugins are off"
-        console.print(f"kernels: none ({why})", markup=False)
-    console.print(f"to finish it: {record['finish']}", markup=False)
+        console.line(f"kernels: none ({why})")
+    console.line(f"to finish it: {record['finish']}")
 
 
-def _show_engines(console: Console, folder: Path, directory: EngineDirectory) -> None:
+def _show_engines(console: Lines, folder: Path, directory: EngineDirectory) -> None:
     record = directory.record
-    console.print(f"[bold]{escape(str(folder))}[/bold]: engines for {record['target']}, compute {record['compute']}")
+    console.title(folder, f"engines for {record['target']}, compute {record['compute']}")
     tensorrt, maker = record["tensorrt"], record["producer"]
-    console.print(f"authored by glmspec {maker['version']} with {tensorrt['package']} {tensorrt['version']}")
+    console.line(f"authored by glmspec {maker['version']} with {tensorrt['package']} {tensorrt['version']}")
     names = directory.names
     configs = {name: directory.model(name) for name in names}
     models = _table("Models", "name", "architecture", "profile", "layers", "plan", "weights")
@@ -113,10 +127,11 @@ def _show_engines(console: Console, folder: Path, directory: EngineDirectory) ->
     limits = _table("Limits", "limit", "value")
     for key, value in record["limits"].items():
         limits.add_row(key, "all" if value is None else f"{value:,}")
+    limits.add_row("illegal token ids", f"{len(directory.illegal):,}")
     for table in (models, hashes, limits):
         console.print(table)
     drafts = [f"{name} ({_drafting(configs[name]['build_config'])})" for name in directory.choices]
-    console.print(f"drafters: {', '.join(drafts) or 'none'}", markup=False)
+    console.line(f"drafters: {', '.join(drafts) or 'none'}")
     for name, config in configs.items():
         _show_contract(console, name, config["contract"])
 
@@ -128,12 +143,14 @@ def _drafting(build: dict[str, Any]) -> str:
     return words + (f", {build['drafter_window']} window" if build["drafter_window"] else "")
 
 
-def _show_repository(console: Console, folder: Path, record: dict[str, Any]) -> None:
+def _show_repository(console: Lines, folder: Path) -> None:
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
-    place, engines = escape(str(folder)), escape(record["engines"]["folder"])
-    console.print(f"[bold]{place}[/bold]: Triton model repository for the engines in {engines}")
+    from glmspec.triton_repo.repository import read_repository
+
+    engines = read_repository(folder)["engines"]["folder"]
+    console.title(folder, f"Triton model repository for the engines in {engines}")
     for path in sorted(folder.glob("*/config.pbtxt")):
         config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
         table = _table(f"Model {config.name}", "direction", "tensor", "type", "dims")
@@ -143,13 +160,12 @@ def _show_repository(console: Console, folder: Path, record: dict[str, Any]) -> 
                 table.add_row(direction, tensor.name, kind, ", ".join(map(str, tensor.dims)))
         console.print(table)
         for key, value in sorted(config.parameters.items()):
-            console.print(f"{key}: {value.string_value or '-'}", markup=False)
+            console.line(f"{key}: {value.string_value or '-'}")
 
 
-def _show_kernels(console: Console, folder: Path, target: str) -> None:
+def _show_kernels(console: Lines, folder: Path, target: str) -> None:
     manifest = read_json(folder / "manifest.json")
-    place, triton = escape(str(folder)), manifest["triton"]
-    console.print(f"[bold]{place}[/bold]: kernels for {target} ({manifest['sm']}), by Triton {triton}")
+    console.title(folder, f"kernels for {target} ({manifest['sm']}), by Triton {manifest['triton']}")
     table = _table("Plugins", "name", "file", "registers", "shared", "warps", "grid")
     for one in manifest["plugins"]:
         numbers = (one["registers"], one["shared_memory"], one["launch"]["warps"])
@@ -166,7 +182,7 @@ def _table(title: str, *columns: str) -> Table:
     return made
 
 
-def _show_contract(console: Console, name: str, contract: dict[str, Any]) -> None:
+def _show_contract(console: Lines, name: str, contract: dict[str, Any]) -> None:
     table = _table(f"{name}: inputs and outputs of a step", "direction", "tensor", "dtype", "dims")
     for direction, specs in (("in", contract["inputs"]), ("out", contract["outputs"])):
         for spec in specs:
@@ -176,14 +192,13 @@ def _show_contract(console: Console, name: str, contract: dict[str, Any]) -> Non
     for spec in contract["inputs"]:
         bound[spec["role"]] = bound.get(spec["role"], 0) + 1
     console.print(table)
-    console.print("  bound once: " + ", ".join(f"{n} {role}s" for role, n in bound.items() if role != "step"))
+    console.line("  bound once: " + ", ".join(f"{n} {role}s" for role, n in bound.items() if role != "step"))
 
 
-def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> None:
+def _show_checkpoint(console: Lines, folder: Path, record: dict[str, Any]) -> None:
     checkpoint = read_checkpoint(folder)  # refuses one that has lost its weights
-    place, origin = escape(str(folder)), escape(record["source"]["folder"])
     kind = record["quantization"]["quant_algo"] or record["dtype"]
-    console.print(f"[bold]{place}[/bold]: {record['architecture']}, {kind}, from {origin}")
+    console.title(folder, f"{record['architecture']}, {kind}, from {record['source']['folder']}")
     for rank, names in enumerate(record["ranks"]):
         size = size_text(sum(record["parts"][name]["size"] for name in names))
         table = _table(f"rank {rank} ({len(names)} files, {size})", "tensor", "dtype", "shape")
@@ -192,6 +207,6 @@ def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> 
                 table.add_row(output.name, output.dtype, ", ".join(map(str, output.shape)))
         console.print(table)
     for name, source in record["shared_from_verifier"].items():
-        console.print(f"{name} is taken from the verifier's {source}")
+        console.line(f"{name} is taken from the verifier's {source}")
     for line in left_out_lines(record):
-        console.print(line, markup=False)
+        console.line(line)

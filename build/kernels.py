@@ -7,13 +7,24 @@ network is compiled by a TensorRT that has plugins. Both have the same inputs an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from glmspec.build.deployment import PLUGINS_OFF, PLUGINS_ON, Deployment
 from glmspec.build.errors import ConfigError
 from glmspec.build.network.reader import Graph, read
 from glmspec.build.trt import Backend
+from glmspec.convert.sealed import check_files, open_sealed
 from glmspec.plugins.compiler import Variant
 from glmspec.plugins.variants import network_variants, regions_of
+
+
+def open_kernels(folder: Path) -> dict[str, Any]:
+    """The record of a folder that `plugins` wrote, its files compared with their digests."""
+    again = "Compile the plugins again."
+    record = open_sealed(folder / "config.json", {"kernels_for": str, "files": dict}, again)
+    check_files(folder, record["files"], again)
+    return record
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from pathlib import Path
 from glmspec.build.bundle import checkpoints_of, open_bundle
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import GlmspecError
+from glmspec.build.kernels import open_kernels
 from glmspec.build.progress import Progress
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
-from glmspec.convert.sealed import MANIFEST, check_digest, check_files, kind_of, open_manifest, open_sealed
+from glmspec.convert.sealed import MANIFEST, check_digest, kind_of, open_manifest
 
 
 def verify_folder(folder: Path, progress: Progress) -> str:
@@ -46,10 +47,7 @@ def _verify_repository(folder: Path, progress: Progress) -> str:
 
 
 def _verify_kernels(folder: Path, _: Progress) -> str:
-    again = "Compile the plugins again."
-    record = open_sealed(folder / "config.json", {"kernels_for": str, "files": dict}, again)
-    check_files(folder, record["files"], again)
-    kernels = sum(name.endswith(".cubin") for name in record["files"])
+    kernels = sum(name.endswith(".cubin") for name in open_kernels(folder)["files"])
     return f"{folder}: kernel folder: {kernels} kernels as they were compiled"
 
 

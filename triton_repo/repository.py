@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.errors import EngineError
@@ -65,14 +66,20 @@ def write_repository(
         write_sealed(folder / "config.json", record)
 
 
-def open_repository(folder: Path) -> Path:
-    """Where a repository's engines are. Raises `GlmspecError` naming what changed of the repository's files, or when
-    the engines are others than it was made for."""
+def read_repository(folder: Path) -> dict[str, Any]:
+    """A repository's record. Raises `GlmspecError` naming what changed of its files."""
     if kind_of(folder) != REPOSITORY:
         raise EngineError(f"{folder}: not a model repository. Make one: glmspec-build repo ENGINES -o {folder}")
     shape = {"engines": {"folder": str, "sha256": str}, "files": dict}
     record = open_sealed(folder / "config.json", shape, _AGAIN)
     check_files(folder, record["files"], _AGAIN)
+    return record
+
+
+def open_repository(folder: Path) -> Path:
+    """Where a repository's engines are. Raises `GlmspecError` naming what changed of the repository's files, or when
+    the engines are others than it was made for."""
+    record = read_repository(folder)
     engines = (folder / MODEL_NAME / "1" / record["engines"]["folder"]).resolve()
     check_digest(engines / "config.json", record["engines"]["sha256"], f"It is not what {folder} serves. {_AGAIN}")
     return engines

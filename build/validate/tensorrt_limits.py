@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.tensorrt import (
     KV_CACHE_DTYPES,
     MOE_CAPABILITIES,
@@ -32,7 +33,7 @@ def check(case: Case, _) -> Checked:
     largest = 0
     for graph in case.greatest:
         volumes = step_volumes(graph, bound)
-        faults += volume_faults(volumes)
+        faults += volume_faults(volumes, case.deployment.limits)
         largest = max(largest, *(math.prod(value.shape) for _, value in volumes))
     facts = [f"TopK up to {TOPK_MOST}, tensors up to {MOST_ELEMENTS:,} elements (largest found {largest:,})"]
     if capability and (slow := [one for one in case.deployment.kinds if one not in NATIVE_PRODUCTS[capability]]):
@@ -79,10 +80,22 @@ def step_volumes(graph: Graph, bound: set[str]) -> list[tuple[str, Value]]:
     return found
 
 
-def volume_faults(volumes: list[tuple[str, Value]]) -> Iterator[Fault]:
+def volume_faults(volumes: list[tuple[str, Value]], limits: EngineLimits) -> Iterator[Fault]:
     """Those with more elements than are counted."""
     for name, value in volumes:
         volume = math.prod(value.shape)
         if volume > MOST_ELEMENTS:
             found = f"{volume:,} elements {list(value.shape)} in the greatest step, expected at most {MOST_ELEMENTS:,}."
-            yield Fault(name, found, "Lower --max-num-batched-tokens, --max-num-seqs or --max-model-len.")
+            yield Fault(name, found, _legal(value.shape[0], volume, limits))
+
+
+def _legal(rows: int, volume: int, limits: EngineLimits) -> str:
+    """What to lower so that a tensor of so many rows fits, and to what where its rows say so."""
+    blocks = limits.max_num_seqs * limits.block_rows
+    most = MOST_ELEMENTS * rows // volume
+    seqs, lower = most // limits.block_rows, []
+    if seqs and rows == limits.max_num_batched_tokens:
+        lower.append(f"--max-num-batched-tokens to {most:,} or less")
+    if seqs and rows in (blocks, limits.max_num_batched_tokens) and most < blocks:
+        lower.append(f"--max-num-seqs to {seqs:,} or less")
+    return f"Lower {' and '.join(lower) or '--max-num-batched-tokens, --max-num-seqs or --max-model-len'}."

@@ -249,8 +249,17 @@ def test_a_folder_of_an_earlier_version_is_refused_with_what_to_do(request, tmp_
     values = json.loads((folder / "config.json").read_text())
     del values["sha256"]
     (folder / "config.json").write_text(json.dumps(values))
-    message = refused(1, "verify", folder)
-    assert "earlier version of glmspec" in message and " again" in message
+    for command in ("verify", "inspect"):
+        message = refused(1, command, folder)
+        assert "earlier version of glmspec" in message and " again" in message
+
+
+@pytest.mark.parametrize("kind, file", [("repository", "glmspec/config.pbtxt"), ("kernels", "manifest.json")])
+def test_inspect_shows_nothing_that_changed(request, tmp_path, kind, file):
+    folder = Path(shutil.copytree(request.getfixturevalue(kind), tmp_path / "changed"))
+    (folder / file).write_bytes((folder / file).read_bytes() + b"\n")
+    for options in ((), ("--json", "-")):
+        assert "changed since it was written" in refused(1, "inspect", folder, *options)
 
 
 def test_white_space_is_no_change(checkpoint, tmp_path):

@@ -276,6 +276,13 @@ def test_inspect_of_a_hugging_face_folder_says_what_convert_would_do(tmp_path):
     assert "Hugging Face checkpoint" in shown and "convert writes" in shown
 
 
+def test_a_line_of_inspect_is_never_broken(made, tmp_path):
+    """Its paths and commands are copied from it."""
+    far = shutil.copytree(made, tmp_path / ("far" * 30))
+    for name in ("checkpoint", "engines", "repository"):
+        assert done("inspect", far / name).stdout.startswith(f"{far / name}: ")
+
+
 @pytest.mark.parametrize("name, dialect", [
     ("dspark", "speculators"), ("dflash2", "speculators"),
 ])  # fmt: skip
@@ -306,7 +313,8 @@ def test_json_has_numbers_and_digests(made, tmp_path):
     assert checkpoint["bytes"] == sum(path.stat().st_size for path in (made / "checkpoint").glob("*.safetensors"))
     (verifier,) = (one for one in engines["models"] if one["name"] == "verifier")
     assert verifier["weights"]["sha256"] == checkpoint["weights_sha256"] and len(checkpoint["weights_sha256"]) == 64
-    assert engines["drafters"] == ["dspark"] and engines["limits"]["max_num_seqs"] == 8
+    assert engines["drafters"] == ["dspark"] and engines["num_illegal_ids"] == 0
+    assert engines["limits"]["max_num_seqs"] == 8
     assert len(as_json("inspect", made / "repository")["engines"]["sha256"]) == 64
     done("inspect", made / "engines", "--json", tmp_path / "file.json")
     assert json.loads((tmp_path / "file.json").read_text()) == engines

@@ -558,7 +558,28 @@ def test_elements_are_counted_to_the_last():
     for size, faults in ((most, 0), (most + 1, 1)):
         one = node("CAST", [Value("a", "bfloat16", (1,))], Value("b", "bfloat16", (size,)))
         graph = Graph("g", (), one.outputs, (one,))
-        assert len(list(tensorrt_limits.volume_faults(tensorrt_limits.step_volumes(graph, set())))) == faults
+        found = tensorrt_limits.volume_faults(tensorrt_limits.step_volumes(graph, set()), limits(512, 8))
+        assert len(list(found)) == faults
+
+
+def limits_of(tokens: int, seqs: int) -> limits.EngineLimits:
+    sizes = {"max_model_len": 64, "page_size": 64, "segment_rows": 64, "block_rows": 16}
+    return limits.EngineLimits(max_num_batched_tokens=tokens, max_num_seqs=seqs, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "seqs", "advice"),
+    [
+        ((1024, 2**22), 1024, 8, "--max-num-batched-tokens to 511 or less."),
+        ((1024, 2**22), 1024, 64, "--max-num-batched-tokens to 511 or less and --max-num-seqs to 31 or less."),
+        ((512, 2**22), 1024, 32, "--max-num-seqs to 31 or less."),
+        ((512, 2**28), 512, 8, "--max-num-batched-tokens, --max-num-seqs or --max-model-len."),
+        ((7, 2**29), 512, 8, "--max-num-batched-tokens, --max-num-seqs or --max-model-len."),
+    ],
+)
+def test_too_many_elements_name_what_fits(shape, tokens, seqs, advice):
+    (fault,) = tensorrt_limits.volume_faults([("x", Value("x", "float32", shape))], limits_of(tokens, seqs))
+    assert str(fault).endswith(f"Lower {advice}")
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------

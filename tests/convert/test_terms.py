@@ -132,7 +132,9 @@ def test_who_converts_is_told_that_copies_may_not_be_passed_on(tmp_path):
     terms(folder, "---\nlicense: cc-by-nd-4.0\n---\n")
     result = done("convert", folder, "-o", tmp_path / "ck")
     assert "note: licence cc-by-nd-4.0 (README.md): " + ND in result.stderr
-    assert f"licence of ck: cc-by-nd-4.0 ({ND}" in done("inspect", tmp_path / "ck").stdout.replace("\n", " ")
+    assert f"licence of hf: cc-by-nd-4.0 ({ND}" in done("inspect", folder).stdout
+    assert json.loads(done("inspect", folder, "--json", "-").stdout)["license"]["name"] == "cc-by-nd-4.0"
+    assert f"licence of ck: cc-by-nd-4.0 ({ND}" in done("inspect", tmp_path / "ck").stdout
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,19 @@ being chosen, answers are those of the checkpoint as it was.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from support.cli import done
 from support.models import ASSETS, GOLDENS, random_verifier
 
 from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import open_deployment
+from glmspec.build.describe import describe
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.errors import RequestError
 from glmspec.build.progress import Progress
@@ -92,6 +95,8 @@ def test_engine_counts_rows_that_are_no_token(favoured, tmp_path):
     assert [note for note in progress.told if "never chosen" in note] == [
         "23 of the head's 288 rows are no token of the tokenizer: they are never chosen."
     ]
+    assert describe(tmp_path / "out")["num_illegal_ids"] == 23
+    assert re.search(r"illegal token ids +│ 23 ", done("inspect", tmp_path / "out").stdout)
 
 
 def test_without_a_mask_the_rows_are_chosen(favoured, tmp_path):
