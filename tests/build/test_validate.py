@@ -558,7 +558,7 @@ def test_elements_are_counted_to_the_last():
     for size, faults in ((most, 0), (most + 1, 1)):
         one = node("CAST", [Value("a", "bfloat16", (1,))], Value("b", "bfloat16", (size,)))
         graph = Graph("g", (), one.outputs, (one,))
-        found = tensorrt_limits.volume_faults(tensorrt_limits.step_volumes(graph, set()), limits(512, 8))
+        found = tensorrt_limits.volume_faults(tensorrt_limits.step_volumes(graph, set()), limits_of(512, 8))
         assert len(list(found)) == faults
 
 
