@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         if verification not in (STANDARD, BLOCK):
             raise EngineError(f"verification: found {verification!r}, expected {STANDARD} or {BLOCK}.")
-        self.verification = verification
+        self.verification, self.adaptive = verification, adaptive
         self.directory = EngineDirectory.open(folder)
         self.directory.check_runs()
         self.limits, self.end_ids = self.directory.limits, self.directory.end_ids

@@ -97,9 +97,11 @@ def _lines(
 
 
 def fingerprint(engine: Engine, requests: Sequence[Request]) -> str:
-    """What must be the same for a run to go on where another stopped: the engines, and every prompt's settings."""
+    """What must be the same for a run to go on where another stopped: the engines, how drafts are verified, every
+    prompt's settings."""
     engines = sha256(engine.directory.folder / "config.json")
-    said = [producer(ENGINES), engines, engine.drafter_name, engine.verification, *map(repr, requests)]
+    how = [engine.drafter_name, engine.verification, repr(engine.adaptive)]
+    said = [producer(ENGINES), engines, *how, *map(repr, requests)]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
