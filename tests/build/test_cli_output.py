@@ -131,9 +131,12 @@ def test_any_other_error_of_the_system_is_a_message(monkeypatch, error):
     assert ("/x/y: Permission denied. Choose another place" in said) if error.errno else ("no place" in said)
 
 
-def test_an_interrupt_is_130(monkeypatch):
+def test_an_interrupt_is_130(tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt("OUT: 2 of 3 answers are kept")
 
     monkeypatch.setattr("glmspec.build.inspect.show", stop)
-    assert refused(130, "inspect", VERIFIER) == "glmspec-build: interrupted: OUT: 2 of 3 answers are kept\n"
+    log = tmp_path / "log"
+    said = refused(130, "inspect", VERIFIER, "--log-file", log)
+    assert said == "glmspec-build: interrupted: OUT: 2 of 3 answers are kept\n"
+    assert "KeyboardInterrupt: OUT: 2 of 3 answers are kept" in log.read_text()

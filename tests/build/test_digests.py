@@ -297,6 +297,24 @@ def test_a_repository_of_other_engines_is_refused(engines, tmp_path):
     assert "It is not what" in refused(1, "verify", tmp_path / "repository")
 
 
+def test_a_repository_is_verified_with_what_it_serves(engines, tmp_path):
+    served = Path(shutil.copytree(engines, tmp_path / "engines"))
+    write_repository(served, tmp_path / "repository", None, True)
+    path = served / "checkpoints" / "verifier" / "rank0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    assert str(path) in refused(1, "verify", tmp_path / "repository")
+
+
+def test_weights_too_large_to_hash_are_loaded_only_at_their_size(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("glmspec.convert.checkpoint.HASHED_AT_LOAD", 0)
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "ck"))
+    read_checkpoint(folder).check_loaded()
+    path = folder / "rank0.safetensors"
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(GlmspecError, match=r"rank0.safetensors: changed since it was written: found [\d,]+ bytes"):
+        read_checkpoint(folder).check_loaded()
+
+
 # -- how far it is -----------------------------------------------------------------------------------
 
 

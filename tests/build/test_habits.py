@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from rich.table import Table
 from support.cli import done, refused, run
 from support.models import ASSETS, GOLDENS, edit_checkpoint
 
@@ -202,6 +203,18 @@ def test_quiet_says_nothing_but_the_result(tmp_path):
     assert "rank0.safetensors" in refused(1, "verify", tmp_path / "ck", "--quiet")
 
 
+def test_quiet_shows_no_table(capsys, tmp_path):
+    """Its log does."""
+    table = Table("acceptance")
+    table.add_row("a row")
+    for quiet in (False, True):
+        progress = RichProgress(quiet=quiet, log=tmp_path / str(quiet))
+        progress.show(table)
+        progress.close()
+        assert ("a row" in capsys.readouterr().err) != quiet
+        assert "a row" in (tmp_path / str(quiet)).read_text()
+
+
 def test_verbose_says_versions_and_what_it_took(tmp_path):
     result = done("convert", CHECKPOINTS / "dspark", "-o", tmp_path / "ck", "-v")
     assert re.search(r"python 3\.\d+.*, glmspec .*, torch 2\.", result.stderr)
@@ -281,6 +294,13 @@ def test_a_line_of_inspect_is_never_broken(made, tmp_path):
     far = shutil.copytree(made, tmp_path / ("far" * 30))
     for name in ("checkpoint", "engines", "repository"):
         assert done("inspect", far / name).stdout.startswith(f"{far / name}: ")
+
+
+def test_a_parameter_is_counted_once_in_every_format(tmp_path):
+    """Two of NVFP4 are a byte."""
+    folder = CHECKPOINTS / "verifier"
+    done("convert", folder, "-o", tmp_path / "hf", "--format", "hf", "--quant", "nvfp4")
+    assert as_json("inspect", tmp_path / "hf")["parameters"] == as_json("inspect", folder)["parameters"]
 
 
 @pytest.mark.parametrize("name, dialect", [

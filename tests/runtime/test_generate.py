@@ -21,6 +21,7 @@ from glmspec.build.engine import Options, build_engines
 from glmspec.build.errors import EngineError, GlmspecError, RequestError
 from glmspec.build.progress import Progress
 from glmspec.runtime import answers, generate, terminal
+from glmspec.runtime.adaptive import Adaptive
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import Wanted, answer_all
 from glmspec.runtime.request import Request
@@ -412,6 +413,24 @@ def test_going_on_with_something_else_is_refused(tiny_engines, files, monkeypatc
     with pytest.raises(RequestError, match="left by a run with other prompts, settings or engines"):
         run(tiny_engines, files, resume=True, **other)
     assert files.output.with_name(".out.jsonl.unfinished").read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [
+    ("verification", "block"), ("adaptive", Adaptive(threshold=0.5)), ("drafter_name", "another"),
+    ("sha256", lambda path: "other engines"), ("producer", lambda kind: "another version"),
+])  # fmt: skip
+def test_a_run_is_known_by_its_engine_too(engine, monkeypatch, change):
+    before, (name, value) = generate.fingerprint(engine, []), change
+    monkeypatch.setattr(engine if hasattr(engine, name) else generate, name, value)
+    assert generate.fingerprint(engine, []) != before
+
+
+def test_what_was_typed_is_written_whatever_ends_the_run(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt), answers.kept_answers(out, "print", None, False) as kept:
+        kept.add(0, "{}")
+        raise KeyboardInterrupt
+    assert out.read_text() == "{}\n" and os.listdir(tmp_path) == ["out"]
 
 
 def test_a_line_that_was_being_written_is_answered_again(tiny_engines, files, monkeypatch):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from glmspec.runtime import terminal
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.settings import chat_ids
 from glmspec.runtime.terminal import NEW, converse
@@ -74,8 +76,10 @@ def test_without_chat_every_line_stands_alone(engine):
 def test_a_conversation_that_is_too_long_says_how_to_go_on(engine):
     typist = Typist(FIRST, "word " * 3000, SECOND)
     jobs, _ = converse(engine, SETTINGS, typist, chat=True)
-    assert len(jobs) == 2 and f"{NEW} begins another conversation" in typist.shown
+    assert len(jobs) == 2 and f"({NEW} begins another conversation)" in typist.shown
     assert jobs[1].sequence.request.prompt_ids == said(engine, FIRST, jobs[0].answer.text, SECOND)
+    typist = Typist("word " * 3000)
+    assert converse(engine, SETTINGS, typist, chat=True)[0] == [] and f"({NEW}" not in typist.shown
 
 
 def pressing(engine: Engine, monkeypatch, at_step: int, times: int = 1) -> None:
@@ -118,3 +122,25 @@ def test_a_second_ctrl_c_ends_the_program(engine, monkeypatch):
 def test_ctrl_c_at_the_prompt_ends_the_program(engine):
     made, _ = prompts(engine, FIRST, KeyboardInterrupt(), SECOND)
     assert made == [said(engine, FIRST)]
+
+
+def test_what_was_said_before_ctrl_c_is_part_of_the_conversation(engine, monkeypatch):
+    with monkeypatch.context() as patch:
+        pressing(engine, patch, 2)
+        jobs, _ = converse(engine, SETTINGS | {"max_tokens": 40}, Typist(FIRST, SECOND), chat=True)
+    assert jobs[0].answer.finish_reason == "aborted" and jobs[0].answer.text
+    assert jobs[1].sequence.request.prompt_ids == said(engine, FIRST, jobs[0].answer.text, SECOND)
+
+
+def test_a_seed_that_was_drawn_is_told(engine):
+    for seed in (None, 7):
+        typist = Typist(FIRST)
+        jobs, _ = converse(engine, SETTINGS | {"temperature": 1.0, "seed": seed}, typist, chat=False)
+        assert (f"(seed {jobs[0].sequence.noise.seed})" in typist.shown) == (seed is None)
+
+
+def test_seconds_are_of_all_answers_without_the_typing(engine, monkeypatch):
+    clock = iter([0.0, 1.0, 100.0, 102.0])
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(perf_counter=clock.__next__))
+    _, seconds = converse(engine, SETTINGS, Typist(FIRST, SECOND), chat=False)
+    assert seconds == 3.0
