@@ -43,6 +43,11 @@ from glmspec.build.errors import GlmspecError
 as_json = section(
     OUTPUT, click.option("--json", "json_file", type=JSON, help="Write it as JSON; -: to standard output, no table.")
 )
+config_only = section(
+    MODEL,
+    click.option("--config-only", is_flag=True,
+                 help="The verifier and drafters are config.json files, or folders with one."),
+)  # fmt: skip
 _UNSAID = (None, (), False, "auto", "greedy")  # what size options are that nobody gave
 
 
@@ -208,11 +213,7 @@ def engine(
 @click.argument("source", type=PLACE, required=False)
 @section(MODEL, click.option("--verifier", type=PLACE, help="SOURCE by the name that other commands have for it."))
 @sizes
-@section(
-    MODEL,
-    click.option("--config-only", is_flag=True,
-                 help="SOURCE and the drafters are config.json files, or folders with one."),
-)  # fmt: skip
+@config_only
 @section(
     "Checks",
     click.option("--stage", "stages", multiple=True, metavar="NAME",
@@ -264,11 +265,7 @@ def validate(
                  help="Compile what its networks and the drafters' use. Default: what the full model's do."),
 )  # fmt: skip
 @sizes
-@section(
-    MODEL,
-    click.option("--config-only", is_flag=True,
-                 help="The verifier and drafters are config.json files, or folders with one."),
-)  # fmt: skip
+@config_only
 @section(
     OUTPUT,
     click.option("--op", "ops", multiple=True, metavar="NAME",

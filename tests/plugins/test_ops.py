@@ -201,6 +201,7 @@ def cases() -> dict[str, Case]:
         ),
         "margin": Case(margin, {"score": rand(6, 33)}),
         "margin of ties": Case(margin, {"score": rand(20, 9).round()}),
+        "margin where one is left": Case(margin, {"score": torch.tensor([[0.5, -torch.inf, -torch.inf]])}),
         "margin of one score": Case(margin, {"score": rand(4, 1)}),
         "draft_law": Case(
             draft_law,

@@ -67,13 +67,15 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["random", "ties", "masked", "flat", "huge"])
+@pytest.mark.parametrize("kind", ["random", "ties", "masked", "one left", "flat", "huge"])
 def test_the_law_is_its_definition(kind):
     z = rows(3, len(SETTINGS), 40)
     if kind == "ties":
         z = z.round()
     elif kind == "masked":
         z[:, ::3] = -INF
+    elif kind == "one left":
+        z[:, 1:] = -INF
     elif kind == "flat":
         z[:] = 0.5
     elif kind == "huge":
