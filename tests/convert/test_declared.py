@@ -47,6 +47,41 @@ def read(tmp_path: Path, config: dict | None, hf_quant: dict | None = None):
     return declared(tmp_path, {"quantization_config": config} if config is not None else {})
 
 
+# A tensor's spec as Quark 0.12 writes it, whole.
+QUARK = {
+    **{"dtype": "fp8_e4m3", "is_dynamic": False, "qscheme": "per_channel", "ch_axis": 0, "group_size": None},
+    **{"block_size": None, "symmetric": True, "round_method": "half_even", "scale_type": "float", "scale_format": None},
+    **{"scale_calculation_mode": None, "mx_element_dtype": None, "observer_cls": "PerChannelMinMaxObserver"},
+    **{"is_scale_quant": False, "enable_buffer_reuse": False, "max_input_numel": 4194304},
+}
+
+
+@pytest.mark.parametrize("place", ["global", "layers"])
+def test_quark_s_configs_as_published_are_understood(tmp_path, place):
+    """Global specs are empty where each layer has its own; outputs are quantized only for the cache."""
+    whole = {"weight": QUARK, "input_tensors": QUARK | {"is_dynamic": True, "ch_axis": 1}, "output_tensors": None}
+    empty = {"weight": {}, "input_tensors": {}, "output_tensors": None, "bias": None, "target_device": None}
+    layers = {f"*{name}": whole | {"output_tensors": QUARK} for name in ("v_proj", "kv_b_proj", "kv_a_proj_with_mqa")}
+    parts = [whole, layers] if place == "global" else [empty, {"*mlp*": whole, **layers}]
+    config = {"quant_method": "quark", "global_quant_config": parts[0], "layer_quant_config": parts[1]}
+    found = read(tmp_path, config | {"kv_cache_post_rope": False, "algo_config": None, "layer_type_quant_config": {}})
+    (scheme,) = found.of(DOWN)
+    assert (scheme.formats, scheme.activations) == (("fp8_rows",), DYNAMIC)
+    assert [one.formats for one in found.of("model.layers.0.self_attn.kv_b_proj")] == [("fp8_rows",)]
+    for target, spec in (("*o_proj", whole | {"output_tensors": QUARK}), ("*mlp*", empty | {"input_tensors": QUARK})):
+        with pytest.raises(ConfigError, match=r"(output|input)_tensors.*not supported"):
+            read(tmp_path, config | {"layer_quant_config": {target: spec}})
+
+
+def test_block_scales_agree_whatever_is_said_of_activations(tmp_path):
+    """FP8_PB_WO says weights only, and so do its groups; blocks are served one way."""
+    group = {"targets": ["Linear"], "weights": compressed()["config_groups"]["group_0"]["weights"]}
+    config = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "config_groups": {"group_0": group}}
+    assert read(tmp_path, config).formats(DOWN) == ("fp8_block",)
+    with pytest.raises(ConfigError, match="contradicts"):
+        read(tmp_path, config | {"quant_algo": "FP8"})
+
+
 GROUP_4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group", "block_structure": None}
 
 
@@ -108,6 +143,7 @@ def test_what_declares_nothing(tmp_path, config):
         (BLOCKS | {"scale_fmt": "log"}, ("scale_fmt", "log")),
         (BLOCKS | {"activation_scheme": "static"}, ("activation_scheme", "static")),
         (BLOCKS | {"online_hadamard": True}, ("online_hadamard", "may change what is computed")),
+        (quark({"qscheme": "per_tensor", "is_scale_quant": True}), ("is_scale_quant", "may change what is computed")),
         (
             {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"},
             ("quant_algo", "W4A8_NVFP4_FP8", "not supported"),
@@ -178,6 +214,18 @@ def test_two_places_that_agree(tmp_path, config):
     """One that names no algorithm says nothing against the other."""
     found = read(tmp_path, config, {"producer": {"name": "x"}, "quantization": {"quant_algo": "NVFP4"}})
     assert found.formats(DOWN) == ("nvfp4",)
+
+
+def test_places_that_list_modules_more_and_less_finely_agree(tmp_path):
+    """A module of the second file that the first does not list by this name follows any of the first's schemes."""
+    listed = {f"model.layers.3.mlp.experts.{at}.{kind}_proj": {"quant_algo": "NVFP4"} for at in (0, 1) for kind in "ud"}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+    whole = {"model.layers.3.mlp.experts": {"quant_algo": "NVFP4"}}
+    second = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": whole}}
+    assert read(tmp_path, config, second).formats(next(iter(listed))) == ("nvfp4",)
+    whole["model.layers.3.mlp.experts"] = {"quant_algo": "FP8"}
+    with pytest.raises(ConfigError, match="contradicts"):
+        read(tmp_path, config, second)
 
 
 def test_an_unknown_key_of_the_second_file_is_refused(tmp_path):
