@@ -20,7 +20,7 @@ from pathlib import Path
 
 from glmspec.build.errors import GlmspecError
 from glmspec.build.units import size_text
-from glmspec.convert.files import PARTIAL, PRODUCER, opened_alone, sync_folder, write_json
+from glmspec.convert.files import PARTIAL, opened_alone, produced, sync_folder, write_json
 
 _UNFINISHED, _REPLACED, _LOCK = "unfinished", "replaced", "lock"
 _MOVING = ".moving"
@@ -277,7 +277,6 @@ def refuse_to_replace(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Non
 def _maker(path: Path) -> str | None:
     """The kind of a folder of ours."""
     try:
-        found = json.loads((path / "config.json").read_text(encoding="utf-8"))["producer"]
-        return found["kind"] if found["name"] == PRODUCER else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return produced(json.loads((path / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
         return None

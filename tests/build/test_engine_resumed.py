@@ -15,7 +15,7 @@ from support.models import GOLDENS, edit_checkpoint
 
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import CheckpointError, GlmspecError, MissingCapability
+from glmspec.build.errors import CheckpointError, GlmspecError
 from glmspec.build.progress import Progress
 from glmspec.convert import folders, writer
 from glmspec.runtime.engine import Engine
@@ -29,8 +29,8 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(writer, "PART_BYTES", 100_000)
 
 
-def build(out: Path, verifier: Path = VERIFIER, drafters=(DRAFTER,), target: str = "cpu", **flags) -> None:
-    build_engines(verifier, drafters, TARGETS[target], Options(), out, Progress(), check=False, **flags)
+def build(out: Path, verifier: Path = VERIFIER, drafters=(DRAFTER,), target: str = "cpu", **flags) -> str | None:
+    return build_engines(verifier, drafters, TARGETS[target], Options(), out, Progress(), check=False, **flags)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -107,8 +107,7 @@ def test_a_bundle_s_conversions_are_gone_on_with(tmp_path, monkeypatch):
         die_at(patch, 3, interrupt)
         build(out, target="b200")
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / ".b.unfinished").rglob("*.safetensors")}
-    with pytest.raises(MissingCapability, match="a bundle with all that needs no GPU"):
-        build(out, target="b200", resume=True)
+    assert "a bundle with all that needs no GPU" in build(out, target="b200", resume=True)
     after = {path.name: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     assert len(before) >= 3 and sum(after[name] == time for name, time in before.items()) >= 3
     assert os.listdir(tmp_path) == ["b"]

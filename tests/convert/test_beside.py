@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support.models import ASSETS, GOLDENS, edit_checkpoint, write_checkpoint
 
 from glmspec.build.errors import CheckpointError
-from glmspec.convert.beside import kind_of, survey
+from glmspec.convert.beside import file_kind, survey
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.recipe import read_recipe
 from glmspec.convert.source import Source
@@ -46,7 +46,7 @@ def test_what_is_known_to_be_harmless_has_a_reason_and_no_note(drafter, name):
     else:
         (drafter / name).write_bytes(b"x")
     source = Source(drafter)
-    assert source.notes == [] and source.beside.left == {name: kind_of(name).why}
+    assert source.notes == [] and source.beside.left == {name: file_kind(name).why}
     record = plan_conversion(drafter).write(drafter.parent / "ck").record
     assert record["beside"] == source.beside.left
 
