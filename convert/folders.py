@@ -158,13 +158,19 @@ class _Place:
         work.rmdir()
 
     def recover(self) -> None:
-        """Take back what a run that was killed while it took its place had moved."""
+        """Take back what a run that was killed while it took its place had moved. Raises `GlmspecError` for something
+        else where it would set an older output aside."""
         aside = self.hidden(_REPLACED)
         if self.home != self.path and aside.exists():
-            if not self.path.exists():
-                aside.rename(self.path)
-            elif _maker(aside) is not None:
+            if _maker(aside) is None:
+                raise GlmspecError(
+                    f"{aside}: in the way, and not (or no longer) a whole folder that glmspec wrote. Delete it if it is "
+                    "the rest of an older output, else move it away."
+                )
+            if self.path.exists():
                 shutil.rmtree(aside, ignore_errors=True)
+            else:
+                aside.rename(self.path)
         for work in (self.path / f".{_UNFINISHED}", self.path / f".{PARTIAL}"):
             for name in reversed(_moved(work)):
                 (self.path / name).rename(work / name)

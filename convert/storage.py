@@ -124,10 +124,11 @@ class Stored:
         return plain_rows(block, inside) if inside else block
 
     def input_scale(self) -> float | None:
-        """The recorded activation scale. Raises for one that is no positive number."""
+        """The recorded activation scale, the largest of several. Raises for one that is no positive number."""
         if not self.inputs:
             return None
-        value = float(self.source.read(self.inputs[0]).float().max())
+        values = self.source.read(self.inputs[0]).float()
+        value = float(values.min() if self.reciprocal else values.max())
         if not 0 < value < math.inf:
             raise CheckpointError(f"{self.source.folder}: tensor {self.inputs[0]}: found {value}, expected above 0.")
         return 1 / value if self.reciprocal else value

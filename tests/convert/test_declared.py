@@ -15,7 +15,7 @@ from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.declared import declared
 from glmspec.convert.formats import convert, plain
 from glmspec.convert.imagined import Imagined
-from glmspec.convert.scheme import DYNAMIC, NONE, STATIC
+from glmspec.convert.scheme import DYNAMIC, NONE, STATIC, UNSAID
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 DOWN = "model.layers.0.mlp.down_proj"
@@ -102,7 +102,9 @@ GROUP_4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor
             NONE,
         ),
         (compressed(GROUP_4, group={"input_activations": GROUP_4 | {"dynamic": "local"}}), ("nvfp4",), STATIC),
+        ({"quant_method": "fp8"}, ("fp8_block", "fp8", "fp8_rows"), UNSAID),  # blocks by transformers' default
         ({"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}, ("fp8_block",), DYNAMIC),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, ("fp8_rows",), DYNAMIC),
         ({"quant_method": "modelopt_fp4", "quant_algo": "W4A16_NVFP4", "group_size": 16}, ("nvfp4",), NONE),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, ("fp8",), STATIC),
         (quark({"qscheme": "per_block", "block_size": [128, 128]}), ("fp8_block",), NONE),
@@ -271,6 +273,20 @@ def test_a_declaration_that_the_tensors_contradict_is_refused(blocks, tmp_path, 
     source = saying(blocks, tmp_path / "hf", config, wide)
     with pytest.raises(CheckpointError, match=rf"tensor {name}.*128x128.*config\.json.*declares {said}"):
         plan_conversion(source)
+
+
+def test_a_module_is_held_against_its_own_scheme(blocks, tmp_path):
+    """Not against another module's: a listed one may not follow what is declared elsewhere, one that is not listed may."""
+    up = DOWN.replace("down", "up")
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    for algo in ("FP8_PB_WO", "NVFP4"):
+        layers = {DOWN: {"quant_algo": algo}, up: {"quant_algo": "FP8_PB_WO"}}
+        source = saying(blocks, tmp_path / algo, config | {"quantized_layers": layers})
+        if algo == "FP8_PB_WO":
+            plan_conversion(source)
+            continue
+        with pytest.raises(CheckpointError, match=rf"tensor {DOWN}\.weight: found FP8.*declares NVFP4"):
+            plan_conversion(source)
 
 
 def test_lists_of_plain_modules_do_not_decide(blocks, tmp_path):
