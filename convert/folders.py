@@ -164,8 +164,8 @@ class _Place:
         if self.home != self.path and aside.exists():
             if _maker(aside) is None:
                 raise GlmspecError(
-                    f"{aside}: in the way, and not (or no longer) a whole folder that glmspec wrote. Delete it if it is "
-                    "the rest of an older output, else move it away."
+                    f"{aside}: in the way, and not (or no longer) a whole folder that glmspec wrote. Delete it if "
+                    "it is the rest of an older output, else move it away."
                 )
             if self.path.exists():
                 shutil.rmtree(aside, ignore_errors=True)

@@ -276,7 +276,7 @@ def test_a_declaration_that_the_tensors_contradict_is_refused(blocks, tmp_path, 
 
 
 def test_a_module_is_held_against_its_own_scheme(blocks, tmp_path):
-    """Not against another module's: a listed one may not follow what is declared elsewhere, one that is not listed may."""
+    """Not against another's: a listed one may not follow what is declared elsewhere, one that is not listed may."""
     up = DOWN.replace("down", "up")
     config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     for algo in ("FP8_PB_WO", "NVFP4"):
