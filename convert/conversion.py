@@ -228,12 +228,18 @@ def is_written(folder: Path, record_file: str, fingerprint: str) -> bool:
 
 def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
     """Read and check a Hugging Face folder; writes nothing. Raises naming the field or tensor at fault."""
+    check_source(folder)
+    return plan_source(Source(folder), options)
+
+
+def check_source(folder: Path) -> None:
+    """What is told of a folder before its weights are looked at: that it is converted already, that a checkpoint of
+    ours changed, that its architecture is another."""
     if is_converted(folder):
         raise CheckpointError(f"{folder}: already a converted checkpoint; use it as it is.")
     if (folder / MANIFEST).exists():
         open_manifest(folder)
-    check_config(folder)  # another architecture is told before a missing shard is
-    return plan_source(Source(folder), options)
+    check_config(folder)
 
 
 def plan_source(source: Source, options: Options) -> Conversion:
