@@ -108,12 +108,12 @@ def survey(folder: Path, config: dict[str, Any], used: Iterable[str]) -> Beside:
         name = path.name + ("/" if path.is_dir() else "")
         copied = any(one == name or (name.endswith("/") and one.startswith(name)) for one in (*text, *licences))
         if not copied and name not in taken and not _fits(name, _READ):
-            kinds[name] = kind_of(name)
+            kinds[name] = file_kind(name)
     notes = []
     if odd := [name for name, kind in kinds.items() if kind is None]:
         notes.append(f"not known here and left alone, check that none changes results: {', '.join(odd)}")
     if pickled := [name for name, kind in kinds.items() if kind and kind.noted]:
-        notes.append(f"left alone, {kind_of(pickled[0]).why}: {', '.join(pickled)}")
+        notes.append(f"left alone, {file_kind(pickled[0]).why}: {', '.join(pickled)}")
     code = [name for name, kind in kinds.items() if kind is _CODE]
     if code and "auto_map" in config:
         notes.append(f"code that config.json names is never run, the network is glmspec's own: {', '.join(code)}")
@@ -122,7 +122,7 @@ def survey(folder: Path, config: dict[str, Any], used: Iterable[str]) -> Beside:
     )
 
 
-def kind_of(name: str) -> Kind | None:
+def file_kind(name: str) -> Kind | None:
     """What a file is that is neither read nor copied; None for one that is not known."""
     return next((kind for kind in _KINDS if _fits(name, kind.patterns)), None)
 

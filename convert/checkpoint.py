@@ -31,9 +31,8 @@ from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.files import CHECKPOINT
 from glmspec.convert.formats import NUMPY, Block, to_float32
 from glmspec.convert.plan import Weight
-from glmspec.convert.sealed import SEAL, check_digest, check_files, check_shape, kind_of, open_sealed
+from glmspec.convert.sealed import SEAL, check_digest, check_files, check_shape, check_written, kind_of, open_sealed
 
-HASHED_AT_LOAD = 1 << 30  # bytes of weights up to which they are hashed again when they are opened
 SHAPE = {
     "architecture": str,
     "dtype": str,
@@ -191,20 +190,8 @@ class Checkpoint:
             check_digest(path, self.record["parts"][path.name]["sha256"], _AGAIN, advance)
 
     def check_loaded(self) -> None:
-        """What every load compares: small files by digest, weights by size and, when all are small, by digest. Raises
-        `CheckpointError` naming the first at fault."""
-        check_files(self.folder, self.record["files"], _AGAIN)
-        parts = self.record["parts"]
-        small = self.size <= HASHED_AT_LOAD
-        for path in self.files:
-            recorded, found = parts[path.name], path.stat().st_size
-            if found != recorded["size"]:
-                raise CheckpointError(
-                    f"{path}: changed since it was written: found {found:,} bytes, expected {recorded['size']:,}. "
-                    f"{_AGAIN}"
-                )
-            if small:
-                check_digest(path, recorded["sha256"], _AGAIN)
+        """What every load compares. Raises `CheckpointError` naming the first file at fault."""
+        check_written(self.folder, self.record, _AGAIN)
 
     def _read(self, part: str, take: Callable[[Any, str], Any]) -> dict[str, Any]:
         """What `take` makes of every tensor of a part, by name."""

@@ -9,6 +9,7 @@ from glmspec.build.configs.fields import Fields
 from glmspec.build.errors import ConfigError
 from glmspec.build.network.formats import BLOCK, GROUP
 from glmspec.convert.scheme import (
+    CACHED,
     DYNAMIC,
     NONE,
     STATIC,
@@ -111,7 +112,7 @@ def _group(group: Fields, whole: Fields) -> tuple[Scheme, ...]:
         group.fail("targets", "a list of modules")
     targets = (named,) if isinstance(named, str) else tuple(map(str, named))
     if not group.has("weights"):
-        attention = all(re.search("attn|attention|[kvq]_proj", target, re.IGNORECASE) for target in targets)
+        attention = all(re.search(f"attn|attention|{CACHED}", target, re.IGNORECASE) for target in targets)
         if not attention and (group.has("input_activations") or group.has("output_activations")):
             group.fail("weights", "an object: a group that quantizes activations alone is not supported")
         return ()

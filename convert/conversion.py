@@ -21,15 +21,15 @@ from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Mapping
 from glmspec.convert.agreement import check_declared
 from glmspec.convert.beside import MASK_EMBEDDINGS, copy_files, matching
-from glmspec.convert.checkpoint import HASHED_AT_LOAD, Checkpoint, is_converted, read_checkpoint
-from glmspec.convert.files import CHECKPOINT, producer, sha256, write_json
+from glmspec.convert.checkpoint import Checkpoint, is_converted, read_checkpoint
+from glmspec.convert.files import CHECKPOINT, PARTIAL, producer, write_json
 from glmspec.convert.folders import resumable_folder
 from glmspec.convert.mask_embedding import take_mask_embedding
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
 from glmspec.convert.origin import hashed_size, source_record
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
-from glmspec.convert.sealed import MANIFEST, open_manifest, open_sealed, write_sealed
+from glmspec.convert.sealed import MANIFEST, check_written, digests, open_manifest, open_sealed, write_sealed
 from glmspec.convert.source import Source
 from glmspec.convert.storage import check_formats, weights_of
 from glmspec.convert.writer import JOURNAL, Journal, Run, cut, file_part, write_parts
@@ -193,56 +193,59 @@ class Conversion:
                 "inputs": [weight.name for weight in self.plan.weights if weight.inputs is not None],
             },
             "ranks": names,
-            "parts": parts_record(names, journal),
-            "files": other_files(folder),
             "shared_from_verifier": self.shared,
             "mtp": self.plan.mtp,
             "eos_token_ids": None if self.end_tokens is None else list(self.end_tokens),
-            "left_out": self.plan.left_out,
-            "notes": [*self.source.notes, *self.plan.notes],
             "mask_embedding": isinstance(self.config, DrafterConfig) and self.config.mask_embedding,
+            **self.account(self.plan, folder, names, journal, advance),
+            "hf_config": hf,
+        }
+
+    def account(
+        self, plan: Plan, folder: Path, names: list[list[str]], journal: Journal, advance: Callable[[int], None]
+    ) -> dict[str, Any]:
+        """What every record says: what was written by `plan`, what was not, and from what. folder: whole but for it.
+        advance: called with the bytes of the source that were hashed."""
+        done = {name: journal.done[name] for rank in names for name in rank}
+        paths = [path for path in folder.rglob("*") if path.is_file() and path.name != JOURNAL]
+        return {
+            "parts": {name: {"size": part["size"], "sha256": part["sha256"]} for name, part in done.items()},
+            "files": digests(folder, (path for path in paths if path.suffix not in (".safetensors", f".{PARTIAL}"))),
+            "left_out": plan.left_out,
+            "notes": [*self.source.notes, *plan.notes],
             "license": self.source.terms.to_json(),
             "beside": self.source.beside.left,
             "source": source_record(self.source.folder, self.source.files, advance),
             "fingerprint": self.fingerprint,
-            "hf_config": hf,
         }
 
 
 def is_written(folder: Path, record_file: str, fingerprint: str) -> bool:
-    """Whether a folder is a finished conversion with this fingerprint, its files as they were written: by size, and by
-    digest where they are small."""
+    """Whether a folder is a finished conversion with this fingerprint, its files as they were written."""
     try:
         record = open_sealed(folder / record_file, {"parts": dict, "files": dict}, "")
-        parts, files = record["parts"], record["files"]
-        if record.get("fingerprint") != fingerprint or any(
-            (folder / name).stat().st_size != part["size"] for name, part in parts.items()
-        ):
-            return False
-        small = sum(part["size"] for part in parts.values()) <= HASHED_AT_LOAD
-        digests = files | ({name: part["sha256"] for name, part in parts.items()} if small else {})
-        return all(sha256(folder / name) == digest for name, digest in digests.items())
+        if record.get("fingerprint") == fingerprint:
+            check_written(folder, record, "")
+            return True
     except (GlmspecError, OSError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def parts_record(names: list[list[str]], journal: Journal) -> dict[str, dict[str, Any]]:
-    """Size and digest of every part."""
-    return {
-        name: {"size": journal.done[name]["size"], "sha256": journal.done[name]["sha256"]}
-        for rank in names
-        for name in rank
-    }
+        pass
+    return False
 
 
 def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
     """Read and check a Hugging Face folder; writes nothing. Raises naming the field or tensor at fault."""
+    check_source(folder)
+    return plan_source(Source(folder), options)
+
+
+def check_source(folder: Path) -> None:
+    """What is told of a folder before its weights are looked at: that it is converted already, that a checkpoint of
+    ours changed, that its architecture is another."""
     if is_converted(folder):
         raise CheckpointError(f"{folder}: already a converted checkpoint; use it as it is.")
     if (folder / MANIFEST).exists():
         open_manifest(folder)
-    check_config(folder)  # another architecture is told before a missing shard is
-    return plan_source(Source(folder), options)
+    check_config(folder)
 
 
 def plan_source(source: Source, options: Options) -> Conversion:
@@ -279,13 +282,6 @@ def _check_agreement(source: Source, options: Options) -> tuple[str, ...]:
     options.recipe.check_used(modules)
     options.activations.check_known(modules)
     return check_declared(source, found)
-
-
-def other_files(folder: Path) -> dict[str, str]:
-    """The digest of every small file of a folder that is being written."""
-    skipped = (".safetensors", ".partial")
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix not in skipped]
-    return {str(path.relative_to(folder)): sha256(path) for path in paths if path.name != JOURNAL}
 
 
 def quant_algo(formats: set[str]) -> str | None:

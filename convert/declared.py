@@ -16,6 +16,7 @@ from glmspec.build.errors import ConfigError
 from glmspec.build.network.formats import BLOCK, GROUP
 from glmspec.convert.compressed_tensors import read_compressed_tensors, read_groups
 from glmspec.convert.scheme import (
+    CACHED,
     DYNAMIC,
     HARMLESS,
     NONE,
@@ -68,7 +69,8 @@ def _check_same(one: Declared, other: Declared) -> None:
     """Two places may differ in what they leave open, never in what they say."""
     for scheme in other.schemes:
         for target in scheme.targets:
-            known = one.schemes if is_class(target) or is_pattern(target) else one.of(target)
+            named = () if is_class(target) or is_pattern(target) else one.of(target)
+            known = named or one.schemes  # one that is listed nowhere follows any
             if not any(_agree(scheme, mine) for mine in known):
                 beside = known[0].label if known else "the other place, which declares nothing quantized"
                 raise ConfigError(f"{scheme.label}: contradicts {beside}. Only one can be right: remove the other.")
@@ -80,8 +82,9 @@ def _check_same(one: Declared, other: Declared) -> None:
 
 
 def _agree(one: Scheme, other: Scheme) -> bool:
-    same = UNSAID in (one.activations, other.activations) or one.activations == other.activations
-    return same and bool(set(one.formats) & set(other.formats))
+    formats = set(one.formats) & set(other.formats)
+    said = {one.activations, other.activations} - {UNSAID}
+    return bool(formats) and (len(said) < 2 or formats == {"fp8_block"})  # blocks have one way to round activations
 
 
 def _read(fields: Fields) -> Declared:
@@ -224,9 +227,10 @@ def _quark(fields: Fields) -> Declared:
 
 def _quark_scheme(fields: Fields, targets: tuple[str, ...]) -> tuple[Scheme, ...]:
     check_keys(fields, ("weight", "input_tensors", "output_tensors", "bias"))
-    cache = all(re.search(r"[kv]_proj", target) for target in targets)
+    cache = all(re.search(CACHED, target) for target in targets)
     refuse_set(fields, {"bias": "a quantized bias"} | ({} if cache else {"output_tensors": "quantization of outputs"}))
-    if not fields.has("weight"):
+    if not fields.values.get("weight"):
+        refuse_set(fields, {"input_tensors": "quantization of activations alone"})
         return ()
     weight = fields.section("weight")
     check_keys(weight, _QUARK_ARGS)

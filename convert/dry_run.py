@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.table import Table
 
 from glmspec.build.progress import Progress
-from glmspec.convert.conversion import Options, plan_source
+from glmspec.convert.conversion import check_source, plan_source
 from glmspec.convert.hf import plan_hf
 from glmspec.convert.imagined import Imagined
-from glmspec.convert.names import Plan
+from glmspec.convert.names import Options, Plan
 from glmspec.convert.source import INDEX, SINGLE, Source
 from glmspec.convert.storage import field_of
 from glmspec.convert.writer import cut, file_part
@@ -21,6 +21,8 @@ from glmspec.convert.writer import cut, file_part
 def dry_run(folder: Path, options: Options, hf: bool, progress: Progress) -> None:
     """Print a JSON line an output tensor to stdout, and tables to stderr. A folder with a config and no weights is
     planned by what its config implies."""
+    if folder.is_dir():
+        check_source(folder)
     there = (folder / INDEX).exists() or (folder / SINGLE).exists()
     source = Source(folder) if there else Imagined(folder)
     conversion = plan_source(source, options)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from glmspec.build.errors import GlmspecError
 from glmspec.build.units import size_text
-from glmspec.convert.files import PARTIAL, PRODUCER, opened_alone, sync_folder, write_json
+from glmspec.convert.files import PARTIAL, opened_alone, produced, sync_folder, write_json
 
 _UNFINISHED, _REPLACED, _LOCK = "unfinished", "replaced", "lock"
 _MOVING = ".moving"
@@ -158,13 +158,19 @@ class _Place:
         work.rmdir()
 
     def recover(self) -> None:
-        """Take back what a run that was killed while it took its place had moved."""
+        """Take back what a run that was killed while it took its place had moved. Raises `GlmspecError` for something
+        else where it would set an older output aside."""
         aside = self.hidden(_REPLACED)
         if self.home != self.path and aside.exists():
-            if not self.path.exists():
-                aside.rename(self.path)
-            elif _maker(aside) is not None:
+            if _maker(aside) is None:
+                raise GlmspecError(
+                    f"{aside}: in the way, and not (or no longer) a whole folder that glmspec wrote. Delete it if "
+                    "it is the rest of an older output, else move it away."
+                )
+            if self.path.exists():
                 shutil.rmtree(aside, ignore_errors=True)
+            else:
+                aside.rename(self.path)
         for work in (self.path / f".{_UNFINISHED}", self.path / f".{PARTIAL}"):
             for name in reversed(_moved(work)):
                 (self.path / name).rename(work / name)
@@ -277,7 +283,6 @@ def refuse_to_replace(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Non
 def _maker(path: Path) -> str | None:
     """The kind of a folder of ours."""
     try:
-        found = json.loads((path / "config.json").read_text(encoding="utf-8"))["producer"]
-        return found["kind"] if found["name"] == PRODUCER else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return produced(json.loads((path / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
         return None

@@ -18,11 +18,10 @@ from glmspec.build.errors import GlmspecError
 from glmspec.build.network.form import Held
 from glmspec.build.network.formats import QUANTIZED
 from glmspec.build.network.shards import Layout, Mapping, Split
-from glmspec.convert.conversion import Conversion, other_files, parts_record
+from glmspec.convert.conversion import Conversion
 from glmspec.convert.files import HF_CHECKPOINT, producer, write_json
 from glmspec.convert.fused import partners
 from glmspec.convert.names import Options, Plan, activation_notes
-from glmspec.convert.origin import source_record
 from glmspec.convert.plan import Weight, chunks
 from glmspec.convert.sealed import MANIFEST, write_sealed
 from glmspec.convert.source import Source
@@ -47,28 +46,17 @@ class _ModelOptBlocks(Weight):
 
 def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
     """Write a Hugging Face checkpoint of what a conversion has read and checked. Raises for drafters and ranks."""
-    source, options = conversion.source, conversion.options
     plan = plan_hf(conversion)
 
     def finish(folder: Path, names: list[list[str]], journal: Journal, advance: Callable[[int], None]) -> None:
-        record = {
-            "producer": producer(HF_CHECKPOINT),
-            "recipe": options.recipe.name,
-            "parts": parts_record(names, journal),
-            "left_out": plan.left_out,
-            "notes": [*source.notes, *plan.notes],
-            "license": source.terms.to_json(),
-            "beside": source.beside.left,
-            "source": source_record(source.folder, source.files, advance),
-            "fingerprint": conversion.fingerprint,
-        }
-        config = hf_config(source, plan)
+        config = hf_config(conversion.source, plan)
         write_json(folder / "config.json", {**config, "producer": producer(HF_CHECKPOINT)})
         if config.get("quantization_config", {}).get("quant_method") == "modelopt":
             section = {k: v for k, v in config["quantization_config"].items() if k not in ("quant_method", "ignore")}
             section["exclude_modules"] = config["quantization_config"]["ignore"]
             write_json(folder / "hf_quant_config.json", {"producer": section.pop("producer"), "quantization": section})
-        write_sealed(folder / MANIFEST, record | {"files": other_files(folder)})
+        record = {"producer": producer(HF_CHECKPOINT), "recipe": conversion.options.recipe.name}
+        write_sealed(folder / MANIFEST, record | conversion.account(plan, folder, names, journal, advance))
 
     replace(conversion, plan=plan).write_files(out, HF_CHECKPOINT, ["model"], run, finish)
 

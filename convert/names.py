@@ -111,7 +111,6 @@ def plan_drafter(source: Source, config: DrafterConfig, options: Options) -> Pla
     offsets, mask = _spelled(held, "d2t"), _spelled(held, "t2d")
     reasons = {
         "the verifier's own, which serves without a copy": lambda name: name in owned,
-        "rotary frequencies, computed from the config": lambda name: name.endswith("rotary_emb.inv_freq"),
     }
     if config.reduced_vocabulary:
         reasons["target-to-draft mask, implied by d2t"] = lambda name: name == mask

@@ -13,19 +13,21 @@ from glmspec.build.configs.fields import Fields
 from glmspec.build.errors import ConfigError
 
 STATIC, DYNAMIC, NONE, UNSAID = "static", "dynamic", "none", ""
+CACHED = r"(?:[qkv]|kv|qkv|kv_[ab])_proj(?:_with_mqa)?"  # projections whose outputs attention multiplies or caches
 
+_PLAIN_LISTS = ("ignore", "exclude", "exclude_modules", "modules_to_not_convert", "ignored_layers")
 # Keys that change nothing here, and why.
 HARMLESS = {
-    **dict.fromkeys(
-        ("ignore", "exclude", "exclude_modules", "modules_to_not_convert", "modules_to_convert", "ignored_layers"),
-        "lists of modules misname them; the tensors decide",
-    ),
+    **dict.fromkeys((*_PLAIN_LISTS, "modules_to_convert"), "lists of modules misname them; the tensors decide"),
     **dict.fromkeys(
         ("version", "producer", "quantization_status", "global_compression_ratio"), "says how the checkpoint was made"
     ),
     **dict.fromkeys(
-        ("run_compressed", "dequantize", "use_optimized_inference", "is_checkpoint_fp8_serialized", "use_deep_gemm"),
-        "tells a loader how to run",
+        (
+            *("run_compressed", "dequantize", "use_optimized_inference", "is_checkpoint_fp8_serialized"),
+            *("use_deep_gemm", "enable_buffer_reuse", "max_input_numel"),
+        ),
+        "tells a program how to load or to quantize",
     ),
     **dict.fromkeys(
         (
@@ -113,9 +115,9 @@ def _parts(module: str) -> Iterator[str]:
 
 
 def check_keys(fields: Fields, understood: Iterable[str]) -> None:
-    """Refuse what is neither understood nor harmless. null is absent."""
+    """Refuse what is neither understood nor harmless, unless its value says nothing, as in `configs/unread.py`."""
     for key in sorted(fields.values.keys() - set(understood) - HARMLESS.keys()):
-        if fields.has(key):
+        if fields.get(key):
             fields.fail(key, "no such key: glmspec does not know it, and it may change what is computed")
 
 
@@ -136,8 +138,7 @@ def refuse_set(fields: Fields, what: dict[str, str]) -> None:
 
 def ignored(fields: Fields) -> tuple[str, ...]:
     """The modules that are listed as plain."""
-    keys = ("ignore", "exclude", "exclude_modules", "modules_to_not_convert", "ignored_layers")
-    lists = [fields.values[key] for key in keys if isinstance(fields.values.get(key), list)]
+    lists = [fields.values[key] for key in _PLAIN_LISTS if isinstance(fields.values.get(key), list)]
     return tuple(str(one) for one_list in lists for one in one_list)
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from glmspec.build.configs.fields import Fields, read_json
 from glmspec.build.errors import CheckpointError
-from glmspec.convert.files import PRODUCER, sha256, write_json
+from glmspec.convert.files import produced, sha256, write_json
 
 SEAL = "sha256"
+HASHED_AT_LOAD = 1 << 30  # bytes of weights up to which they are hashed again when they are opened
 MANIFEST = "glmspec.json"  # the record of a checkpoint whose config.json is Hugging Face's
 Shape = Mapping[str, Any]  # what a key must hold: a type, several, or the shape of an object
 _NAMES = {str: "a text", int: "an integer", bool: "true or false", list: "a list", dict: "an object", NoneType: "null"}
@@ -68,9 +69,7 @@ def open_manifest(folder: Path) -> dict[str, Any]:
 
 def kind_of(folder: Path) -> str | None:
     """What a folder of ours says that it is, None for one that is not ours."""
-    made = read_json(folder / "config.json").get("producer")
-    ours = isinstance(made, dict) and made.get("name") == PRODUCER
-    return made.get("kind") if ours and isinstance(made.get("kind"), str) else None
+    return produced(read_json(folder / "config.json"))
 
 
 def digests(folder: Path, paths: Iterable[Path]) -> dict[str, str]:
@@ -90,3 +89,19 @@ def check_digest(path: Path, digest: str, again: str, advance: Callable[[int], N
     if not path.is_file() or sha256(path, advance) != digest:
         found = "changed since it was written" if path.exists() else "missing"
         raise CheckpointError(f"{path}: {found}. {again}")
+
+
+def check_written(folder: Path, record: dict[str, Any], again: str) -> None:
+    """Compare what a record lists with what is there, in moments: small files by digest, weights by size and, when all
+    are small, by digest. Raises `CheckpointError` naming the first at fault."""
+    check_files(folder, record["files"], again)
+    parts = record["parts"]
+    small = sum(part["size"] for part in parts.values()) <= HASHED_AT_LOAD
+    for name, part in parts.items():
+        path = folder / name
+        if path.is_file() and (found := path.stat().st_size) != part["size"]:
+            raise CheckpointError(
+                f"{path}: changed since it was written: found {found:,} bytes, expected {part['size']:,}. {again}"
+            )
+        if small or not path.is_file():
+            check_digest(path, part["sha256"], again)

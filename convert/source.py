@@ -25,8 +25,8 @@ from glmspec.convert.beside import (
     OTHER_WEIGHTS,
     PICKLED,
     Beside,
+    file_kind,
     is_pointer,
-    kind_of,
     matching,
     survey,
 )
@@ -157,7 +157,7 @@ class Source:
             )
         used = {path.name for path in self.files}
         names = [path.name for path in sorted(self.folder.glob("*.safetensors")) if path.name not in used]
-        stray = [name for name in names if name not in MASK_EMBEDDINGS and kind_of(name) is None]
+        stray = [name for name in names if name not in MASK_EMBEDDINGS and file_kind(name) is None]
         if not stray:
             return
         self.notes.append(f"files of weights that are not used were left alone: {', '.join(stray)}")
@@ -185,7 +185,7 @@ class Source:
         )
 
     def _survey(self) -> None:
-        weights = [path.name for path in self.folder.glob("*.safetensors") if kind_of(path.name) is None]
+        weights = [path.name for path in self.folder.glob("*.safetensors") if file_kind(path.name) is None]
         self.beside = survey(self.folder, self.config, weights)
         record = self.folder / MANIFEST
         known = read_json(record).get("license") if record.exists() else None

@@ -19,6 +19,7 @@ import torch
 from glmspec.build.errors import CheckpointError
 from glmspec.build.network.formats import BLOCK, FORMATS, GROUP
 from glmspec.convert.formats import TORCH, Block, plain, to_float32
+from glmspec.convert.scheme import CACHED
 from glmspec.convert.source import Source
 
 _PLAIN = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -40,7 +41,7 @@ EXPERT_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down
 NO_WEIGHTS = {
     "K/V scale of a cache format that is not used": re.compile(
         r"(?:.*\.)?(?:(?:[qkv]|kv|qkv|prob|[kv]_cache|kv_cache)_(?:(?:global_)?scale|scaling_factor|zero_point)(?:_inv)?"
-        r"|prob_output_scale|(?:[qkv]|kv|qkv|kv_[ab])_proj(?:_with_mqa)?\.(?:output_(?:scale|zero_point)|[kv]_bias))"
+        rf"|prob_output_scale|{CACHED}\.(?:output_(?:scale|zero_point)|[kv]_bias))"
     ),
     "rotary frequencies, computed from the config": re.compile(r"(?:.*\.)?inv_freq"),
 }
@@ -123,10 +124,11 @@ class Stored:
         return plain_rows(block, inside) if inside else block
 
     def input_scale(self) -> float | None:
-        """The recorded activation scale. Raises for one that is no positive number."""
+        """The recorded activation scale, the largest of several. Raises for one that is no positive number."""
         if not self.inputs:
             return None
-        value = float(self.source.read(self.inputs[0]).float().max())
+        values = self.source.read(self.inputs[0]).float()
+        value = float(values.min() if self.reciprocal else values.max())
         if not 0 < value < math.inf:
             raise CheckpointError(f"{self.source.folder}: tensor {self.inputs[0]}: found {value}, expected above 0.")
         return 1 / value if self.reciprocal else value

@@ -22,7 +22,7 @@ import numpy as np
 from glmspec.build.errors import CheckpointError
 from glmspec.build.network.form import Held
 from glmspec.convert import formats
-from glmspec.convert.files import sha256, sync, write_bytes
+from glmspec.convert.files import PARTIAL, sha256, sync, write_bytes
 from glmspec.convert.formats import Block
 from glmspec.convert.plan import Part, Task, Weight, needs_amax
 from glmspec.convert.storage import Stored
@@ -185,7 +185,7 @@ class _OpenPart:
     def __init__(self, folder: Path, part: FilePart, rank: int) -> None:
         self.part, self.rank = part, rank
         self._path = folder / part.file
-        self._temporary = folder / f".{part.file}.partial"
+        self._temporary = folder / f".{part.file}.{PARTIAL}"
         self._descriptor = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         os.ftruncate(self._descriptor, part.size)
         self._write(part.header, 0)

@@ -16,10 +16,11 @@ from glmspec.build.configs.fields import Fields
 
 _HARMLESS = {
     "who wrote the config, and how a library loads it": """
-        architectures attn_implementation author auto_map base_model base_model_name_or_path comment custom_pipelines
-        description dtype has_no_defaults_at_init language library_name license model_id model_max_length model_name
-        model_type name name_or_path pipeline_tag producer tags task tokenizer tokenizer_class torch_dtype
-        trust_remote_code unsloth_fixed use_cache""",
+        architectures attention_backend attn_implementation author auto_map base_model base_model_name_or_path comment
+        custom_pipelines description dtype has_no_defaults_at_init language library_name license model_id
+        model_max_length model_name model_type name name_or_path pipeline_tag processor_class producer tags
+        target_model_type target_text_model_type task tokenizer tokenizer_class torch_dtype trust_remote_code
+        unsloth_fixed use_cache""",
     "what a library returns, and tasks other than generation": """
         finetuning_task id2label label2id num_labels output_attentions output_hidden_states output_router_logits
         output_scores problem_type return_dict return_dict_in_generate task_specific_params tie_last_hidden_states""",
@@ -35,7 +36,7 @@ _HARMLESS = {
         ep_size expert_parallel_size pretraining_tp tensor_parallel_size tp_size""",
     "sizes that follow from others here, or belong to what is refused where it is switched on": """
         conv_source_rank gru_hidden_dim head_dim max_window_layers num_target_layers original_max_position_embeddings
-        pure_draft_prefix_len qk_head_dim sliding_window""",
+        pure_draft_prefix_len qk_head_dim sliding_window target_num_hidden_layers""",
     "heads of another kind of drafter, whose tensors would be surplus, and tensors that are there or not": """
         confidence_head_with_markov conv_group_size conv_kernel_size enable_confidence_head has_embed_tokens has_lm_head
         has_own_lm_head markov_head_type markov_rank selector_rank selector_top_k""",

@@ -76,7 +76,9 @@ def test_wrong_usage_is_exit_code_2(arguments, expected):
     assert expected in refused(2, *arguments)
 
 
-def test_a_dry_run_refuses_what_the_run_would():
+def test_a_dry_run_refuses_what_the_run_would(tmp_path):
+    done("convert", DSPARK, "-o", tmp_path / "ck")
+    assert "already a converted checkpoint" in refused(1, "convert", tmp_path / "ck", "--dry-run")
     assert "nothing to write" in refused(1, "convert", DSPARK, "--dry-run", "--format", "hf")
     assert "not divided among ranks" in refused(1, "convert", VERIFIER, "--dry-run", "--format", "hf", "--tp", 2)
 

@@ -306,7 +306,7 @@ def test_a_repository_is_verified_with_what_it_serves(engines, tmp_path):
 
 
 def test_weights_too_large_to_hash_are_loaded_only_at_their_size(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("glmspec.convert.checkpoint.HASHED_AT_LOAD", 0)
+    monkeypatch.setattr("glmspec.convert.sealed.HASHED_AT_LOAD", 0)
     folder = Path(shutil.copytree(checkpoint, tmp_path / "ck"))
     read_checkpoint(folder).check_loaded()
     path = folder / "rank0.safetensors"

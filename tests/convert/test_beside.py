@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support.models import ASSETS, GOLDENS, edit_checkpoint, write_checkpoint
 
 from glmspec.build.errors import CheckpointError
-from glmspec.convert.beside import kind_of, survey
+from glmspec.convert.beside import TEXT, file_kind, matching, survey
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.recipe import read_recipe
 from glmspec.convert.source import Source
@@ -46,7 +46,7 @@ def test_what_is_known_to_be_harmless_has_a_reason_and_no_note(drafter, name):
     else:
         (drafter / name).write_bytes(b"x")
     source = Source(drafter)
-    assert source.notes == [] and source.beside.left == {name: kind_of(name).why}
+    assert source.notes == [] and source.beside.left == {name: file_kind(name).why}
     record = plan_conversion(drafter).write(drafter.parent / "ck").record
     assert record["beside"] == source.beside.left
 
@@ -167,3 +167,10 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
     (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 99\n")
     with pytest.raises(CheckpointError, match="a pointer of Git LFS"):
         (Source if name == "model.safetensors" else load_tokenizer)(folder)
+
+
+def test_a_star_stays_in_its_folder(tmp_path):
+    for name in ("a.tiktoken", "additional_chat_templates/b.tiktoken", "additional_chat_templates/c.jinja"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert matching(tmp_path, TEXT) == ("a.tiktoken", "additional_chat_templates/c.jinja")

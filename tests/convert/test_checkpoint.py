@@ -12,11 +12,14 @@ import torch
 from safetensors.torch import load_file
 from support.models import GOLDENS, convert_and_load, edit_checkpoint, random_verifier, write_checkpoint
 
+from glmspec.build.configs.fields import Fields
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import CheckpointError, GlmspecError
+from glmspec.build.errors import CheckpointError, ConfigError, GlmspecError
 from glmspec.build.models.registry import model_of
+from glmspec.convert import sealed
 from glmspec.convert.checkpoint import is_converted, read_checkpoint
 from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.sealed import check_shape, check_written
 from glmspec.convert.writer import Run
 
 CHECKPOINTS = GOLDENS / "checkpoints"
@@ -317,3 +320,24 @@ def test_what_the_hub_s_client_noted_is_taken_over(tmp_path):
     note.write_text(f"{'c' * 40}\nnot-a-digest\n1790000000.0\n")
     os.utime(path)
     assert plan_conversion(folder).write(tmp_path / "c").record["source"]["files"] == {path.name: digest(path)}
+
+
+def test_what_a_load_compares(tmp_path, monkeypatch):
+    """Sizes of weights too large to be hashed, and a number is no truth value."""
+    (tmp_path / "a.safetensors").write_bytes(b"four")
+    record = {"files": {}, "parts": {"a.safetensors": {"size": 4, "sha256": sha256(b"four").hexdigest()}}}
+    check_written(tmp_path, record, "")
+    for hashed in (1 << 30, 0):
+        monkeypatch.setattr(sealed, "HASHED_AT_LOAD", hashed)
+        for data in (b"five!", b"six", b"four"):
+            (tmp_path / "a.safetensors").write_bytes(data)
+            if data == b"four":
+                check_written(tmp_path, record, "")
+                continue
+            with pytest.raises(CheckpointError, match=f"found {len(data)} bytes, expected 4"):
+                check_written(tmp_path, record, "")
+    (tmp_path / "a.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="missing"):
+        check_written(tmp_path, record, "")
+    with pytest.raises(ConfigError, match="size: found True, expected an integer"):
+        check_shape(Fields({"size": True}, "config.json"), {"size": int})

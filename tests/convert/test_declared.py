@@ -15,7 +15,7 @@ from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.declared import declared
 from glmspec.convert.formats import convert, plain
 from glmspec.convert.imagined import Imagined
-from glmspec.convert.scheme import DYNAMIC, NONE, STATIC
+from glmspec.convert.scheme import DYNAMIC, NONE, STATIC, UNSAID
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 DOWN = "model.layers.0.mlp.down_proj"
@@ -47,6 +47,41 @@ def read(tmp_path: Path, config: dict | None, hf_quant: dict | None = None):
     return declared(tmp_path, {"quantization_config": config} if config is not None else {})
 
 
+# A tensor's spec as Quark 0.12 writes it, whole.
+QUARK = {
+    **{"dtype": "fp8_e4m3", "is_dynamic": False, "qscheme": "per_channel", "ch_axis": 0, "group_size": None},
+    **{"block_size": None, "symmetric": True, "round_method": "half_even", "scale_type": "float", "scale_format": None},
+    **{"scale_calculation_mode": None, "mx_element_dtype": None, "observer_cls": "PerChannelMinMaxObserver"},
+    **{"is_scale_quant": False, "enable_buffer_reuse": False, "max_input_numel": 4194304},
+}
+
+
+@pytest.mark.parametrize("place", ["global", "layers"])
+def test_quark_s_configs_as_published_are_understood(tmp_path, place):
+    """Global specs are empty where each layer has its own; outputs are quantized only for the cache."""
+    whole = {"weight": QUARK, "input_tensors": QUARK | {"is_dynamic": True, "ch_axis": 1}, "output_tensors": None}
+    empty = {"weight": {}, "input_tensors": {}, "output_tensors": None, "bias": None, "target_device": None}
+    layers = {f"*{name}": whole | {"output_tensors": QUARK} for name in ("v_proj", "kv_b_proj", "kv_a_proj_with_mqa")}
+    parts = [whole, layers] if place == "global" else [empty, {"*mlp*": whole, **layers}]
+    config = {"quant_method": "quark", "global_quant_config": parts[0], "layer_quant_config": parts[1]}
+    found = read(tmp_path, config | {"kv_cache_post_rope": False, "algo_config": None, "layer_type_quant_config": {}})
+    (scheme,) = found.of(DOWN)
+    assert (scheme.formats, scheme.activations) == (("fp8_rows",), DYNAMIC)
+    assert [one.formats for one in found.of("model.layers.0.self_attn.kv_b_proj")] == [("fp8_rows",)]
+    for target, spec in (("*o_proj", whole | {"output_tensors": QUARK}), ("*mlp*", empty | {"input_tensors": QUARK})):
+        with pytest.raises(ConfigError, match=r"(output|input)_tensors.*not supported"):
+            read(tmp_path, config | {"layer_quant_config": {target: spec}})
+
+
+def test_block_scales_agree_whatever_is_said_of_activations(tmp_path):
+    """FP8_PB_WO says weights only, and so do its groups; blocks are served one way."""
+    group = {"targets": ["Linear"], "weights": compressed()["config_groups"]["group_0"]["weights"]}
+    config = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "config_groups": {"group_0": group}}
+    assert read(tmp_path, config).formats(DOWN) == ("fp8_block",)
+    with pytest.raises(ConfigError, match="contradicts"):
+        read(tmp_path, config | {"quant_algo": "FP8"})
+
+
 GROUP_4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group", "block_structure": None}
 
 
@@ -67,7 +102,9 @@ GROUP_4 = {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor
             NONE,
         ),
         (compressed(GROUP_4, group={"input_activations": GROUP_4 | {"dynamic": "local"}}), ("nvfp4",), STATIC),
+        ({"quant_method": "fp8"}, ("fp8_block", "fp8", "fp8_rows"), UNSAID),  # blocks by transformers' default
         ({"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}, ("fp8_block",), DYNAMIC),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, ("fp8_rows",), DYNAMIC),
         ({"quant_method": "modelopt_fp4", "quant_algo": "W4A16_NVFP4", "group_size": 16}, ("nvfp4",), NONE),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, ("fp8",), STATIC),
         (quark({"qscheme": "per_block", "block_size": [128, 128]}), ("fp8_block",), NONE),
@@ -108,6 +145,7 @@ def test_what_declares_nothing(tmp_path, config):
         (BLOCKS | {"scale_fmt": "log"}, ("scale_fmt", "log")),
         (BLOCKS | {"activation_scheme": "static"}, ("activation_scheme", "static")),
         (BLOCKS | {"online_hadamard": True}, ("online_hadamard", "may change what is computed")),
+        (quark({"qscheme": "per_tensor", "is_scale_quant": True}), ("is_scale_quant", "may change what is computed")),
         (
             {"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"},
             ("quant_algo", "W4A8_NVFP4_FP8", "not supported"),
@@ -180,6 +218,18 @@ def test_two_places_that_agree(tmp_path, config):
     assert found.formats(DOWN) == ("nvfp4",)
 
 
+def test_places_that_list_modules_more_and_less_finely_agree(tmp_path):
+    """A module of the second file that the first does not list by this name follows any of the first's schemes."""
+    listed = {f"model.layers.3.mlp.experts.{at}.{kind}_proj": {"quant_algo": "NVFP4"} for at in (0, 1) for kind in "ud"}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+    whole = {"model.layers.3.mlp.experts": {"quant_algo": "NVFP4"}}
+    second = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": whole}}
+    assert read(tmp_path, config, second).formats(next(iter(listed))) == ("nvfp4",)
+    whole["model.layers.3.mlp.experts"] = {"quant_algo": "FP8"}
+    with pytest.raises(ConfigError, match="contradicts"):
+        read(tmp_path, config, second)
+
+
 def test_an_unknown_key_of_the_second_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"hf_quant_config\.json: quantization: rotation: found 'R4'"):
         read(tmp_path, None, {"quantization": {"quant_algo": "NVFP4", "rotation": "R4"}})
@@ -223,6 +273,20 @@ def test_a_declaration_that_the_tensors_contradict_is_refused(blocks, tmp_path, 
     source = saying(blocks, tmp_path / "hf", config, wide)
     with pytest.raises(CheckpointError, match=rf"tensor {name}.*128x128.*config\.json.*declares {said}"):
         plan_conversion(source)
+
+
+def test_a_module_is_held_against_its_own_scheme(blocks, tmp_path):
+    """Not against another's: a listed one may not follow what is declared elsewhere, one that is not listed may."""
+    up = DOWN.replace("down", "up")
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    for algo in ("FP8_PB_WO", "NVFP4"):
+        layers = {DOWN: {"quant_algo": algo}, up: {"quant_algo": "FP8_PB_WO"}}
+        source = saying(blocks, tmp_path / algo, config | {"quantized_layers": layers})
+        if algo == "FP8_PB_WO":
+            plan_conversion(source)
+            continue
+        with pytest.raises(CheckpointError, match=rf"tensor {DOWN}\.weight: found FP8.*declares NVFP4"):
+            plan_conversion(source)
 
 
 def test_lists_of_plain_modules_do_not_decide(blocks, tmp_path):

@@ -302,3 +302,15 @@ exec "$@"
     with fixed(tmp_path / "out", "EBUSY"):
         make("resumable", tmp_path / "out")
     assert whole(tmp_path / "out") and json.loads((tmp_path / "out" / "config.json").read_text())["producer"]
+
+
+def test_somebody_s_folder_under_a_hidden_name_stays(out):
+    """`.OUT.replaced` is removed only when it is an older output; anything else there is told before any work."""
+    with new_folder(out, CHECKPOINT) as work:
+        write_json(work / "config.json", {"producer": producer(CHECKPOINT)})
+    theirs = out.with_name(f".{out.name}.replaced") / "letter"
+    theirs.parent.mkdir()
+    theirs.write_text("mine")
+    with pytest.raises(GlmspecError, match=r"\.out\.replaced: in the way"), new_folder(out, CHECKPOINT):
+        pytest.fail("work that would be lost")
+    assert theirs.read_text() == "mine" and (out / "config.json").exists()

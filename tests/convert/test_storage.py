@@ -216,10 +216,10 @@ def test_an_activation_scale_is_consumed(tmp_path):
     tensors = {
         NAME: (noise(5, 7) * 100).to(FP8),
         "layer.proj.weight_scale": torch.tensor(2.0),
-        "layer.proj.input_scale": torch.tensor(0.5),
+        "layer.proj.input_scale": torch.tensor([0.25, 0.5]),  # of several the largest, which cuts none off
     }
     found = keep(tmp_path, tensors)
-    assert set(found.names) == set(tensors)
+    assert set(found.names) == set(tensors) and found.input_scale() == 0.5
     assert torch.equal(values(found), tensors[NAME].float() * 2)
 
 
@@ -329,9 +329,10 @@ def test_compressed_tensors_nvfp4(tmp_path, reciprocal):
         "layer.proj.weight_packed": made[NAME],
         "layer.proj.weight_scale": made["layer.proj.weight_scale"],
         "layer.proj.weight_global_scale": torch.tensor([reciprocal]),
+        "layer.proj.input_global_scale": torch.tensor([8.0, 4.0]),
     }
     found = keep(tmp_path, tensors)
-    assert set(found.names) == set(tensors) and found.format == "nvfp4"
+    assert set(found.names) == set(tensors) and found.format == "nvfp4" and found.input_scale() == 1 / 4
     torch.testing.assert_close(values(found), decoded(codes, scale, 1 / reciprocal), rtol=1e-6, atol=0)
 
 
