@@ -176,7 +176,8 @@ def _show_contract(console: Console, name: str, contract: dict[str, Any]) -> Non
     for spec in contract["inputs"]:
         bound[spec["role"]] = bound.get(spec["role"], 0) + 1
     console.print(table)
-    console.print("  bound once: " + ", ".join(f"{n} {role}s" for role, n in bound.items() if role != "step"))
+    if once := [f"{n} {role}s" for role, n in bound.items() if role != "step"]:
+        console.print(f"  bound once: {', '.join(once)}")
 
 
 def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> None:
@@ -186,7 +187,11 @@ def _show_checkpoint(console: Console, folder: Path, record: dict[str, Any]) -> 
     console.print(f"[bold]{place}[/bold]: {record['architecture']}, {kind}, from {origin}")
     for rank, names in enumerate(record["ranks"]):
         size = size_text(sum(record["parts"][name]["size"] for name in names))
-        table = _table(f"rank {rank} ({len(names)} files, {size})", "tensor", "dtype", "shape")
+        title = f"rank {rank} ({len(names)} files, {size})"
+        if rank:
+            console.print(f"{title}: the same names, dtypes and shapes", markup=False)
+            continue
+        table = _table(title, "tensor", "dtype", "shape")
         for weight in checkpoint.weights():
             for output in weight.outputs(rank).values():
                 table.add_row(output.name, output.dtype, ", ".join(map(str, output.shape)))

@@ -69,7 +69,7 @@ def open_repository(folder: Path) -> Path:
     """Where a repository's engines are. Raises `GlmspecError` naming what changed of the repository's files, or when
     the engines are others than it was made for."""
     if kind_of(folder) != REPOSITORY:
-        raise EngineError(f"{folder}: not a model repository. Make one: glmspec-build repo ENGINES -o {folder}")
+        raise EngineError(f"{folder}: not a model repository. Make one: glmspec-build repo ENGINES -o REPO")
     shape = {"engines": {"folder": str, "sha256": str}, "files": dict}
     record = open_sealed(folder / "config.json", shape, _AGAIN)
     check_files(folder, record["files"], _AGAIN)
