@@ -78,7 +78,9 @@ class EngineDirectory:
                 f"glmspec-build engine --from-bundle {folder} -o ENGINES"
             )
         if kind != ENGINES:
-            raise EngineError(f"{folder}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o ENGINES")
+            raise EngineError(
+                f"{folder}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o ENGINES"
+            )
         directory = cls(folder, open_sealed(folder / "config.json", SHAPE, AGAIN))
         directory._check()
         return directory

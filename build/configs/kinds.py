@@ -40,7 +40,9 @@ def check_config(place: Path) -> None:
     record = read_json(path)
     made = record.get("producer")
     if "hf_config" not in record and isinstance(made, dict) and made.get("kind"):
-        raise ConfigError(f"{place}: found {made.get('name')}'s {made['kind']}, expected a checkpoint. Give its folder.")
+        raise ConfigError(
+            f"{place}: found {made.get('name')}'s {made['kind']}, expected a checkpoint; give that folder."
+        )
     parse_config(record.get("hf_config", record), str(path))
 
 
