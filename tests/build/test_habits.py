@@ -223,6 +223,7 @@ def test_a_log_file_has_it_all_with_the_time_and_is_appended_to(tmp_path):
         assert text.count(part) >= 2
     assert f"ConfigError: {tmp_path}/config.json: no such file" in text
     assert "--log-file" in refused(1, "inspect", tmp_path, "--log-file", tmp_path / "no" / "log")
+    assert "/dev/full: No space left" in refused(1, "inspect", tmp_path, "--log-file", "/dev/full")
 
 
 def test_a_long_stage_says_now_and_then_that_it_goes_on(capsys):
