@@ -315,10 +315,14 @@ for _command in (generate, repo, serve):
 
 
 @main.command()
-@click.argument("directory", type=FOLDER)
+@click.argument("directory", type=PLACE)
 @as_json
 def inspect(directory: Path, json_file: Path | None) -> None:
-    """Show what a folder holds: a Hugging Face checkpoint, or anything that glmspec wrote."""
+    """Show what a folder holds: a Hugging Face checkpoint (its config.json will do), or anything that glmspec wrote."""
+    if directory.is_file():
+        if directory.name != "config.json":
+            raise click.UsageError(f"{directory}: found a file, expected a folder or its config.json")
+        directory = directory.parent
     from glmspec.build.describe import describe
     from glmspec.build.inspect import show
 

@@ -101,6 +101,7 @@ class Command(click.Command):
         """Run the command with its `Progress` in `ctx.obj`; what ends it is in the log too."""
         from glmspec.build.progress import RichProgress
 
+        self._refuse_one_file_twice(ctx)
         quiet, verbose, log = (ctx.params.pop(name) for name in ("quiet", "verbose", "log_file"))
         if quiet and verbose:
             raise click.UsageError("--quiet and --verbose exclude each other")
@@ -122,6 +123,18 @@ class Command(click.Command):
         finally:
             ctx.obj.detail(_usage())
             ctx.obj.close()
+
+    def _refuse_one_file_twice(self, ctx: click.Context) -> None:
+        """Two options that name one file: what is written last would take the place of the other, or of an input."""
+        named: dict[Path, str] = {}
+        for param in self.params:
+            path = ctx.params.get(param.name)
+            file = isinstance(param.type, click.Path) and not param.type.dir_okay
+            if not file or path is None or str(path) == "-" or (path.exists() and not path.is_file()):
+                continue
+            option = max(param.opts, key=len)
+            if (other := named.setdefault(path.resolve(), option)) != option:
+                raise click.UsageError(f"{other} and {option} name one file, {path}: choose another for one of them")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """A list a section, in the order of the options."""

@@ -79,7 +79,7 @@ class EngineDirectory:
             )
         if kind != ENGINES:
             raise EngineError(
-                f"{folder}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o {folder}"
+                f"{folder}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o ENGINES"
             )
         directory = cls(folder, open_sealed(folder / "config.json", SHAPE, AGAIN))
         directory._check()

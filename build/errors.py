@@ -24,6 +24,11 @@ def os_error_text(error: OSError) -> str:
     return f"{where}{error.strerror or error}.{_ADVICE.get(error.errno, '')}"
 
 
+def unwritable_text(path: object, error: OSError) -> str:
+    """Why an output could not be written, told of its final place."""
+    return f"{path}: cannot be written ({error.strerror or error}).{_ADVICE.get(error.errno, '')}"
+
+
 class GlmspecError(Exception):
     """A mistake in what the user gave us: exit code 1."""
 

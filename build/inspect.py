@@ -192,7 +192,8 @@ def _show_contract(console: Lines, name: str, contract: dict[str, Any]) -> None:
     for spec in contract["inputs"]:
         bound[spec["role"]] = bound.get(spec["role"], 0) + 1
     console.print(table)
-    console.line("  bound once: " + ", ".join(f"{n} {role}s" for role, n in bound.items() if role != "step"))
+    if once := [f"{n} {role}s" for role, n in bound.items() if role != "step"]:
+        console.line(f"  bound once: {', '.join(once)}")
 
 
 def _show_checkpoint(console: Lines, folder: Path, record: dict[str, Any]) -> None:
@@ -201,7 +202,11 @@ def _show_checkpoint(console: Lines, folder: Path, record: dict[str, Any]) -> No
     console.title(folder, f"{record['architecture']}, {kind}, from {record['source']['folder']}")
     for rank, names in enumerate(record["ranks"]):
         size = size_text(sum(record["parts"][name]["size"] for name in names))
-        table = _table(f"rank {rank} ({len(names)} files, {size})", "tensor", "dtype", "shape")
+        title = f"rank {rank} ({len(names)} files, {size})"
+        if rank:
+            console.print(f"{title}: the same names, dtypes and shapes", markup=False)
+            continue
+        table = _table(title, "tensor", "dtype", "shape")
         for weight in checkpoint.weights():
             for output in weight.outputs(rank).values():
                 table.add_row(output.name, output.dtype, ", ".join(map(str, output.shape)))

@@ -88,7 +88,10 @@ class RichProgress(Progress):
         """A line of the log alone."""
         if self._log:
             now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            self._log.write("".join(f"{now} {line}\n" for line in text.splitlines()))
+            try:
+                self._log.write("".join(f"{now} {line}\n" for line in text.splitlines()))
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self._log.name) from None
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmspec.build.errors import GlmspecError
+from glmspec.build.errors import GlmspecError, unwritable_text
 from glmspec.build.units import size_text
 from glmspec.convert.files import PARTIAL, opened_alone, produced, sync_folder, write_json
 
@@ -93,7 +93,7 @@ def _told(path: Path, work: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.filename is None or any(str(work) in str(name) for name in (error.filename, error.filename2)):
-            raise _Unwritable(f"{path}: cannot be written ({error.strerror or error}).") from error
+            raise _Unwritable(unwritable_text(path, error)) from error
         raise
 
 
@@ -190,7 +190,7 @@ def _place(path: Path, kind: str, inputs: Iterable[Path]) -> Iterator[_Place]:
             place = _Place(path, _home(path, kind))
             lock = place.hidden(_LOCK)
         except OSError as error:
-            raise GlmspecError(f"{path}: cannot be written ({error}).") from None
+            raise GlmspecError(unwritable_text(path, error)) from None
         with _locked(lock, path):
             place.recover()
             refuse_to_replace(path, kind, inputs)
@@ -211,7 +211,7 @@ def _locked(lock: Path, path: Path) -> Iterator[None]:
         except BlockingIOError:
             raise GlmspecError(f"{path}: another run is writing it. Wait for it, or choose another output.") from None
         except OSError as error:
-            raise GlmspecError(f"{path}: cannot be written ({error}).") from None
+            raise GlmspecError(unwritable_text(path, error)) from None
         held.callback(lock.unlink, missing_ok=True)  # before it is let go
         yield
 
@@ -226,9 +226,10 @@ def _home(path: Path, kind: str) -> Path:
     if not path.is_dir():
         raise why
     if _held(path):
+        article = "an" if kind[0] in "aeiou" else "a"
         raise GlmspecError(
-            f"{path}: holds a {kind}, and cannot be replaced ({why.strerror}): it is a mount point or a layer, or the "
-            "folder above it may not be written. Empty it, or choose another output folder."
+            f"{path}: holds {article} {kind}, and cannot be replaced ({why.strerror}): it is a mount point or a layer, "
+            "or the folder above it may not be written. Empty it, or choose another output folder."
         )
     return path
 

@@ -209,7 +209,9 @@ class Source:
 def _instead(folder: Path) -> str:
     """What a folder without tensors that can be read holds instead."""
     found = matching(folder, (*PICKLED, *OTHER_WEIGHTS, "*.safetensors"))
-    return f"; {', '.join(found[:3])}: not read (pickles never are). Get or make safetensors files" if found else ""
+    if found:
+        return f"; {', '.join(found[:3])}: not read (pickles never are). Get or make safetensors files"
+    return ". Download them; a config alone is enough for `inspect`, `convert --dry-run` and `validate --config-only`"
 
 
 def _tensors(path: Path) -> dict[str, TensorInfo]:

@@ -65,10 +65,12 @@ def _loaded(home: Path, folder: Path, names: tuple[str, ...]) -> Any:
         made = AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises every kind, bare `Exception` for a format it does not know
         if "custom code" in str(error):
-            advice = "If tokenizer.json is all there is to it, take auto_map out of tokenizer_config.json."
+            advice = (
+                "If tokenizer.json is all there is to it, convert a copy whose tokenizer_config.json has no auto_map."
+            )
             _refuse(folder, "it asks for code of its own, which is never run", advice)
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".replace(str(home), str(folder))
-        _refuse(folder, reason, "A newer transformers may read it; or move its files out of the folder, and send ids.")
+        _refuse(folder, reason, "A newer transformers may read it; or convert a copy without its files, and send ids.")
     if not hasattr(made, "backend_tokenizer"):
         _refuse(folder, f"{type(made).__name__} has no fast tokenizer", "Add its tokenizer.json.")
     made.chat_template = made.chat_template or _legacy_template(home, folder)

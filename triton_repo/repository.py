@@ -69,7 +69,7 @@ def write_repository(
 def read_repository(folder: Path) -> dict[str, Any]:
     """A repository's record. Raises `GlmspecError` naming what changed of its files."""
     if kind_of(folder) != REPOSITORY:
-        raise EngineError(f"{folder}: not a model repository. Make one: glmspec-build repo ENGINES -o {folder}")
+        raise EngineError(f"{folder}: not a model repository. Make one: glmspec-build repo ENGINES -o REPO")
     shape = {"engines": {"folder": str, "sha256": str}, "files": dict}
     record = open_sealed(folder / "config.json", shape, _AGAIN)
     check_files(folder, record["files"], _AGAIN)

@@ -38,6 +38,11 @@ def check_config(place: Path) -> None:
         found = next(place.glob("snapshots/*/config.json")).parent
         raise ConfigError(f"{place}: found a hub cache's folder, expected a checkpoint's. Give {found}.")
     record = read_json(path)
+    made = record.get("producer")
+    if "hf_config" not in record and isinstance(made, dict) and made.get("kind"):
+        raise ConfigError(
+            f"{place}: found {made.get('name')}'s {made['kind']}, expected a checkpoint; give that folder."
+        )
     parse_config(record.get("hf_config", record), str(path))
 
 

@@ -103,6 +103,19 @@ def test_an_output_below_what_may_not_be_written_is_refused_before_any_work(comm
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("one, other", [("--input", "--output"), ("--output", "--stats"), ("--log-file", "--input")])
+def test_a_file_that_two_options_name_is_refused(one, other, prompts, tmp_path):
+    """An input stays what it was, and answers are not replaced by their statistics."""
+    link, before = tmp_path / "link", prompts.read_text()
+    link.symlink_to(prompts)
+    told = refused(2, "generate", tmp_path, "--prompt", "a", "--max-tokens", 1, one, prompts, other, link)
+    assert one in told and other in told and "name one file" in told and prompts.read_text() == before
+
+
+def test_one_device_may_be_named_twice():
+    done("inspect", VERIFIER, "--json", os.devnull, "--log-file", os.devnull)
+
+
 def test_standard_output_that_takes_no_more(tmp_path, tiny_engines, prompts):
     """Full, or closed by its reader; not a word more than needed, also when Python ends."""
     done("convert", VERIFIER, "-o", tmp_path / "ck")

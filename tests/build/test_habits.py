@@ -236,6 +236,7 @@ def test_a_log_file_has_it_all_with_the_time_and_is_appended_to(tmp_path):
         assert text.count(part) >= 2
     assert f"ConfigError: {tmp_path}/config.json: no such file" in text
     assert "--log-file" in refused(1, "inspect", tmp_path, "--log-file", tmp_path / "no" / "log")
+    assert "/dev/full: No space left" in refused(1, "inspect", tmp_path, "--log-file", "/dev/full")
 
 
 def test_a_long_stage_says_now_and_then_that_it_goes_on(capsys):
@@ -326,6 +327,27 @@ def test_inspect_of_a_config_alone_shows_what_it_implies(tmp_path):
     (tmp_path / "config.json").write_text((CHECKPOINTS / "verifier" / "config.json").read_text())
     found = as_json("inspect", tmp_path)
     assert found["weights_here"] is False and found["parameters"] > 0 and found["convert"]["accepted"]
+    assert as_json("inspect", tmp_path / "config.json") == found
+    assert "`convert --dry-run`" in refused(1, "convert", tmp_path, "-o", tmp_path / "x")
+
+
+def test_inspect_of_a_file_asks_for_a_folder(tmp_path):
+    (tmp_path / "prompts.jsonl").touch()
+    assert "expected a folder or its config.json" in refused(2, "inspect", tmp_path / "prompts.jsonl")
+
+
+def test_inspect_shows_the_tensors_of_one_rank(tmp_path):
+    done("convert", CHECKPOINTS / "verifier", "-o", tmp_path / "ck", "--tp", 2)
+    shown = done("inspect", tmp_path / "ck").stdout
+    assert shown.count("lm_head.weight") == 1 and "the same names, dtypes and shapes" in shown
+
+
+@pytest.mark.parametrize("folder, kind", [("engines", "engine directory"), ("repository", "model repository")])
+def test_a_folder_of_ours_in_a_checkpoint_s_place_is_told_to_be_one(made, tmp_path, folder, kind):
+    told = f"found glmspec's {kind}, expected a checkpoint"
+    assert told in refused(1, "convert", made / folder, "-o", tmp_path / "x")
+    assert told in refused(1, "engine", "--verifier", made / folder, "--target", "cpu", "-o", tmp_path / "x")
+    assert f"-o {made / 'checkpoint'}" not in refused(1, "repo", made / "checkpoint", "-o", tmp_path / "x")
 
 
 def test_json_has_numbers_and_digests(made, tmp_path):
