@@ -204,7 +204,7 @@ def _show_checkpoint(console: Lines, folder: Path, record: dict[str, Any]) -> No
         size = size_text(sum(record["parts"][name]["size"] for name in names))
         title = f"rank {rank} ({len(names)} files, {size})"
         if rank:
-            console.print(f"{title}: the same names, dtypes and shapes", markup=False)
+            console.line(f"{title}: the same names, dtypes and shapes")
             continue
         table = _table(title, "tensor", "dtype", "shape")
         for weight in checkpoint.weights():

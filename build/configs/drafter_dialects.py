@@ -76,8 +76,8 @@ class Dialect:
             self.block.choice("use_sliding_window", (False,), False)
             return ("full_attention",) * layers
         types = self.block.choices("layer_types", kinds, layers)
-        slides = "sliding_attention" in types
-        if slides and not self.block.boolean("use_sliding_window", True):
+        slides, used = "sliding_attention" in types, self.block.boolean("use_sliding_window", True)
+        if slides and not used:
             self.block.fail("use_sliding_window", "true or null, because layer_types has sliding_attention")
         self.top.choice("use_swa", (slides,), slides)
         return types

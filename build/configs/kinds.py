@@ -39,7 +39,7 @@ def check_config(place: Path) -> None:
         raise ConfigError(f"{place}: found a hub cache's folder, expected a checkpoint's. Give {found}.")
     record = read_json(path)
     made = record.get("producer")
-    if "hf_config" not in record and isinstance(made, dict) and made.get("kind"):
+    if not {"hf_config", "architectures"} & record.keys() and isinstance(made, dict) and made.get("kind"):
         raise ConfigError(
             f"{place}: found {made.get('name')}'s {made['kind']}, expected a checkpoint; give that folder."
         )

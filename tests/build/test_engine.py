@@ -440,8 +440,9 @@ def test_a_broken_converted_checkpoint_is_refused(tmp_path, spoil):
 
 
 def test_no_tensor_of_a_step_and_no_cache_passes_32_bit_counting(tmp_path):
-    """Case D35: a million tokens. Caches get fewer pages, steps that cannot be made smaller are refused."""
-    values = {"max_position_embeddings": 1 << 20}
+    """Case D35: a million tokens. Caches get fewer pages, large steps are made in pieces, and what cannot be is refused
+    with what can."""
+    values = {"max_position_embeddings": 1 << 28}
     wide = edit_checkpoint(VERIFIER, tmp_path / "wide", config=values)
     out = build(tmp_path / "out", wide, (), max_model_len=1 << 20, max_num_seqs=60, max_num_batched_tokens=60)
     limits = record(out)["limits"]
@@ -453,11 +454,13 @@ def test_no_tensor_of_a_step_and_no_cache_passes_32_bit_counting(tmp_path):
     assert limits["pool_pages"] * limits["page_size"] >= 1 << 20  # one sequence fits
     assert limits["pool_pages"] < 60 * (1 << 20) // limits["page_size"]
     assert (limits["pool_pages"] + 1) * widest <= 2**31 - 1
-    with pytest.raises(
-        GlmspecError, match=r"max_num_batched_tokens: .* index scores .* expected at most 2,147,483,647"
-    ):
-        build(tmp_path / "more", wide, (), max_model_len=1 << 20, max_num_seqs=64)
-    assert not (tmp_path / "more").exists()
+    pieces = EngineLimits(
+        **record(build(tmp_path / "more", wide, (), max_model_len=1 << 20, max_num_seqs=64))["limits"]
+    )
+    assert pieces.index_pieces(1, "context") > 1
+    with pytest.raises(GlmspecError, match=r"--max-model-len: found 268,435,456, expected at most [\d,]+"):
+        build(tmp_path / "most", wide, (), max_model_len=1 << 28, max_num_seqs=1, max_num_batched_tokens=1)
+    assert not (tmp_path / "most").exists()
 
 
 def test_a_drafter_s_folder_name_that_fits_two_is_refused(tmp_path):
