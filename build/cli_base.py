@@ -135,6 +135,8 @@ class Command(click.Command):
             option = max(param.opts, key=len)
             if (other := named.setdefault(path.resolve(), option)) != option:
                 raise click.UsageError(f"{other} and {option} name one file, {path}: choose another for one of them")
+            if not param.type.exists and _is_ours(path.resolve()):
+                raise click.UsageError(f"{option} {path}: a file that glmspec wrote in its folder; choose another")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """A list a section, in the order of the options."""
@@ -173,6 +175,22 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order of the work."""
         return list(self.commands)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is one of those that a record of ours keeps the digest of, or the record."""
+    from glmspec.convert.files import produced
+
+    for home in path.parents if path.exists() else ():
+        for record_file in (home / "config.json", home / "glmspec.json"):
+            try:
+                record = json.loads(record_file.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            listed = {*record.get("files", ()), *record.get("parts", ())} if produced(record) else set()
+            if produced(record) and (path == record_file or str(path.relative_to(home)) in listed):
+                return True
+    return False
 
 
 def _drop_output() -> None:

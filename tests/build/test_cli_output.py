@@ -112,6 +112,17 @@ def test_a_file_that_two_options_name_is_refused(one, other, prompts, tmp_path):
     assert one in told and other in told and "name one file" in told and prompts.read_text() == before
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "rank0.safetensors"])
+def test_no_output_takes_the_place_of_a_file_of_ours(name, tmp_path):
+    """Neither of the record nor of what it lists; another file beside them may be written again."""
+    done("convert", VERIFIER, "-o", tmp_path / "ck")
+    before = (tmp_path / "ck" / name).read_bytes()
+    assert "glmspec wrote" in refused(2, "inspect", VERIFIER, "--json", tmp_path / "ck" / name)
+    assert (tmp_path / "ck" / name).read_bytes() == before
+    for _ in range(2):
+        done("inspect", VERIFIER, "--json", tmp_path / "ck" / "notes.txt")
+
+
 def test_one_device_may_be_named_twice():
     done("inspect", VERIFIER, "--json", os.devnull, "--log-file", os.devnull)
 
