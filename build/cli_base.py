@@ -180,9 +180,10 @@ class Commands(click.Group):
 def _is_ours(path: Path) -> bool:
     """Whether a file is one of those that a record of ours keeps the digest of, or the record."""
     from glmspec.convert.files import produced
+    from glmspec.convert.sealed import MANIFEST
 
     for home in path.parents if path.exists() else ():
-        for record_file in (home / "config.json", home / "glmspec.json"):
+        for record_file in (home / "config.json", home / MANIFEST):
             try:
                 record = json.loads(record_file.read_text(encoding="utf-8"))
             except (OSError, ValueError):

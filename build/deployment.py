@@ -78,6 +78,11 @@ class Deployment:
         return tuple(member for member in self.members if isinstance(member.config, DrafterConfig))
 
     @property
+    def origins(self) -> list[Origin]:
+        """Where the members' weights come from, each once: several members may share one."""
+        return list({id(member.origin): member.origin for member in self.members}.values())
+
+    @property
     def mapping(self) -> Mapping:
         """How the verifier is divided."""
         return self.verifier.origin.mapping

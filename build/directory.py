@@ -99,9 +99,9 @@ class EngineDirectory:
                         f"{path}: found in the tokenizer's folder, and `engine` did not write it. Remove it."
                     )
         for name in self.names:
-            path = self.folder / name / "config.json"
-            check_shape(Fields(self.model(name), str(path)), MODEL)
-            limits_of(Fields(self.model(name)["build_config"], str(path)))
+            path, model = self.folder / name / "config.json", self.model(name)
+            check_shape(Fields(model, str(path)), MODEL)
+            limits_of(Fields(model["build_config"], str(path)))
         verifier = self.model(self.verifier)
         for key, built in (
             ("limits", verifier["build_config"]["limits"]),

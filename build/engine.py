@@ -78,9 +78,8 @@ def build_engines(
 
 
 def check_weights(deployment: Deployment, progress: Progress) -> None:
-    """Compare every converted checkpoint with its digests, once: several members may use one."""
-    origins = {id(member.origin): member.origin for member in deployment.members}
-    converted = [origin for origin in origins.values() if isinstance(origin, Checkpoint)]
+    """Compare every converted checkpoint with its digests, once."""
+    converted = [origin for origin in deployment.origins if isinstance(origin, Checkpoint)]
     with progress.bytes("Checking checkpoints", sum(one.size for one in converted)) as advance:
         for one in converted:
             one.check(advance)
@@ -89,7 +88,7 @@ def check_weights(deployment: Deployment, progress: Progress) -> None:
 def beside_notes(deployment: Deployment) -> list[str]:
     """What a user should know of files beside the weights, licences among them."""
     notes: list[str] = []
-    for origin in {id(member.origin): member.origin for member in deployment.members}.values():
+    for origin in deployment.origins:
         if isinstance(origin, Checkpoint):
             warning = Terms.from_json(origin.record.get("license")).warning
             notes += [f"{origin.folder}: {warning}"] if warning else []

@@ -149,8 +149,7 @@ def _write_member(
 
 def weights_size(deployment: Deployment) -> int:
     """Bytes of the weights that `written_weights` will write."""
-    origins = {id(one.origin): one.origin for one in deployment.members}
-    return sum(one.output_size for one in origins.values() if isinstance(one, Conversion))
+    return sum(one.output_size for one in deployment.origins if isinstance(one, Conversion))
 
 
 def keep_conversions(deployment: Deployment, folder: Path) -> None:
@@ -203,7 +202,7 @@ def copy_licences(weights: dict[str, tuple[Checkpoint, str | None]], folder: Pat
 def digests_beside_checkpoints(folder: Path) -> dict[str, str]:
     """The digest of every file of a folder but of converted checkpoints, whose own records have theirs."""
     paths = (path for path in folder.rglob("*") if path.is_file())
-    return digests(folder, (path for path in paths if path.relative_to(folder).parts[0] != "checkpoints"))
+    return digests(folder, (path for path in paths if path.relative_to(folder).parts[0] != CHECKPOINTS))
 
 
 def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, tokenizer: bool) -> dict[str, Any]:
