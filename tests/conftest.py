@@ -32,7 +32,7 @@ def shared(tmp_path_factory) -> Iterator[Shared]:
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_once(shared) -> Iterator[None]:
-    """A kernel is compiled once a run. Test files about the compiler itself replace this fixture by one of their own."""
+    """A kernel is compiled once a run. Tests of the compiler itself replace this fixture by one of their own."""
     with pytest.MonkeyPatch.context() as patch:
         keep_compiled(shared.home, patch)
         yield
