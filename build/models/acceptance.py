@@ -26,6 +26,7 @@ from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module
 from glmspec.build.trt import Backend
 from glmspec.plugins import accept, adjust, reject, sample
+from glmspec.plugins.registration import author
 
 LOGPROBS_MOST = 20  # alternatives a request may ask for
 
@@ -57,7 +58,7 @@ class LogitsNetwork(Module):
 
     def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
         """The whole network."""
-        net = Network(self.name, form, backend)
+        net = Network(self.name, form, backend, author)
         net.declare(self.input_specs(limits, form))
         with net.scope(self.name):
             self.forward(net.inputs)

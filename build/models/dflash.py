@@ -28,6 +28,7 @@ from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module, Weight
 from glmspec.build.trt import Backend
 from glmspec.plugins import argmax, block_attention, draft_law, draw, margin
+from glmspec.plugins.registration import author
 
 MASK_EMBEDDING = "mask_embedding"  # the mask token's row where the embedding's own is not meant
 TEMPERATURE, UNIFORM = "draft_temperature", "draft_uniform"  # inputs of every drafter that draws
@@ -180,7 +181,7 @@ class DFlash(Module):
 
     def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
         """The whole network. Drafters are plain, and whole on every rank."""
-        net = Network(self.config.kind, form, backend)
+        net = Network(self.config.kind, form, backend, author)
         net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
         for weight in self.weights():
             weight.bind(net)

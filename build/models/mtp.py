@@ -27,6 +27,7 @@ from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module
 from glmspec.build.trt import Backend
 from glmspec.plugins import argmax, draft_law, draw, margin
+from glmspec.plugins.registration import author
 
 
 class SharedHead(Module):
@@ -85,7 +86,7 @@ class Mtp(Module):
 
     def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
         """The whole network, the same for every rank."""
-        net = Network("mtp", form, backend)
+        net = Network("mtp", form, backend, author)
         net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
         for weight in self.weights():
             weight.bind(net)

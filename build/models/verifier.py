@@ -29,6 +29,7 @@ from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.network.module import Module
 from glmspec.build.trt import Backend
 from glmspec.plugins import argmax
+from glmspec.plugins.registration import author
 
 
 class DecoderLayer(Module):
@@ -93,7 +94,7 @@ class Verifier(Module):
 
     def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
         """The whole network, the same for every rank."""
-        net = Network("verifier", form, backend)
+        net = Network("verifier", form, backend, author)
         net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
         for weight in self.weights():
             weight.bind(net)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -79,14 +79,20 @@ class _Region:
     first: Any = None
 
 
-class Network:
-    """A network being authored. name: shown in errors and kept in the plan."""
+# An op's outputs by plugin layers; none where its layers are to stand (`glmspec.plugins.registration.author`).
+Plugged = Callable[["Network", str, Sequence[Tensor], Mapping[str, Any]], list[Tensor]]
 
-    def __init__(self, name: str, form: Form, backend: Backend) -> None:
+
+class Network:
+    """A network being authored. name: shown in errors and kept in the plan. plugged: makes plugin layers, where the
+    form asks for them."""
+
+    def __init__(self, name: str, form: Form, backend: Backend, plugged: Plugged | None = None) -> None:
         self.backend = backend
         self.api = backend.api
         self.name = name
         self.form = form
+        self._plugged = plugged if form.plugins else None
         backend.take_errors()
         self.builder = backend.builder()
         flags = 1 << int(self.api.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -163,18 +169,11 @@ class Network:
         self._regions.append(_Region(op, list(inputs), [], attributes))
         self._region = len(self._regions)
         try:
-            self._regions[-1].outputs += self._plugged(op, inputs, attributes)
+            if self._plugged is not None:
+                self._regions[-1].outputs += self._plugged(self, op, inputs, attributes)
             yield self._regions[-1].outputs
         finally:
             self._region = None
-
-    def _plugged(self, op: str, inputs: Sequence[Tensor], attributes: dict[str, Any]) -> list[Tensor]:
-        """The op's outputs as its plugins give them; none where layers are to."""
-        if not self.form.plugins:
-            return []
-        from glmspec.plugins.registration import author
-
-        return author(self, op, inputs, attributes)
 
     def finish(self) -> Network:
         """Write the regions' heads into the metadata, now that every tensor has its final name; returns self."""
