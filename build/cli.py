@@ -37,7 +37,7 @@ from glmspec.build.cli_options import (
 from glmspec.build.cli_serving import generate, repo, serve
 from glmspec.build.configs.kinds import check_config, check_configs
 from glmspec.build.configs.target import TARGETS
-from glmspec.build.errors import GlmspecError
+from glmspec.core.errors import GlmspecError
 
 # A table for people, and the same for programs.
 as_json = section(

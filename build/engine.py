@@ -17,15 +17,15 @@ from glmspec.build.kernels import check_plugins
 from glmspec.build.machine import compiler_for
 from glmspec.build.member import MTP
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
-from glmspec.build.progress import Progress
 from glmspec.build.trt import backend
-from glmspec.build.units import size_text
 from glmspec.build.validate.run import Wanted, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Conversion
-from glmspec.convert.files import BUNDLE, ENGINES, write_json
-from glmspec.convert.folders import refuse_to_replace, resumable_folder
 from glmspec.convert.terms import Terms
+from glmspec.core.files import BUNDLE, ENGINES, write_json
+from glmspec.core.folders import refuse_to_replace, resumable_folder
+from glmspec.core.progress import Progress
+from glmspec.core.units import size_text
 
 
 def build_engines(

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from glmspec.build.configs.limits import Ranges
-from glmspec.build.errors import NetworkError
 from glmspec.build.network.graph import Network
+from glmspec.core.errors import NetworkError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from glmspec.build.errors import MissingCapability
+from glmspec.core.errors import MissingCapability
 
 # TensorRT probes for a driver after every error; on a machine without one that adds a line that explains nothing.
 _NOISE = ("cudaError 35", "CUDA driver version is insufficient")

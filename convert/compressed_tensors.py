@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from glmspec.build.configs.fields import Fields
-from glmspec.build.errors import ConfigError
 from glmspec.build.network.formats import BLOCK, GROUP
 from glmspec.convert.scheme import (
     CACHED,
@@ -20,6 +18,8 @@ from glmspec.convert.scheme import (
     ignored,
     unsupported,
 )
+from glmspec.core.errors import ConfigError
+from glmspec.core.fields import Fields
 
 _STRATEGIES = {
     (8, "tensor"): "fp8",

@@ -16,7 +16,6 @@ import torch
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import CheckpointError
 from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.build.models.registry import checkpoint_specs
 from glmspec.build.network.contract import TensorSpec
@@ -39,6 +38,7 @@ from glmspec.convert.storage import (
     stored,
     stored_integers,
 )
+from glmspec.core.errors import CheckpointError
 
 _LISTED = 8  # names shown in an error before "and N more"
 

@@ -14,9 +14,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from glmspec.build.errors import MissingCapability
 from glmspec.build.network.graph import Network, Tensor
 from glmspec.build.trt import DATA_TYPES
+from glmspec.core.errors import MissingCapability
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import Compiled, Variant, compile_variant, triton, variant_of
 from glmspec.plugins.spec import UNKNOWN, NoPlugin, Plugin, dims, value

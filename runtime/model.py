@@ -11,7 +11,6 @@ from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import EngineError
 from glmspec.build.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
 from glmspec.build.layers.paged import RING_TABLE
 from glmspec.build.models.dflash import DFlash
@@ -23,6 +22,7 @@ from glmspec.build.network.form import FP4, Form
 from glmspec.build.network.reader import read
 from glmspec.build.network.shards import Mapping
 from glmspec.build.trt import backend
+from glmspec.core.errors import EngineError
 from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor
 
 

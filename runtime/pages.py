@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 
 NULL_PAGE = 0  # pads page tables; nothing is written to it and it belongs to nobody
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glmspec.build.configs.limits import EngineLimits
-from glmspec.convert.files import check_output
+from glmspec.core.files import check_output
 from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.model import Model

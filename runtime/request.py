@@ -7,7 +7,7 @@ from typing import Any
 
 from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.limits import ADJUSTED_MOST
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 from glmspec.runtime.sampling import GREEDY, Sampling
 
 STOP, LENGTH = "stop", "length"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.build.configs.limits import ADJUSTED_MOST
-from glmspec.build.errors import RequestError
 from glmspec.build.models.acceptance import LOGPROBS_MOST
+from glmspec.core.errors import RequestError
 from glmspec.plugins.sampling_law import TOP_K_MOST
 
 PENALTY_MOST = 2.0  # of frequency and presence, either way, as OpenAI's API has it

@@ -24,7 +24,7 @@ from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.network.form import Form
-from glmspec.build.progress import Progress
+from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows

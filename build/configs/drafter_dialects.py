@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glmspec.build.configs.fields import Fields
+from glmspec.core.fields import Fields
 
 WINDOW_ANCHORED = "anchored"  # every row of the block at anchor p sees [p - W, p): how speculators trains
 WINDOW_RELATIVE = "relative"  # row at position q sees |q - k| < W: z-lab (and vLLM for every format)

@@ -8,10 +8,10 @@ from typing import Any
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.drafter_dialects import ARCHITECTURES as DRAFTERS
-from glmspec.build.configs.fields import read_json
 from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import ConfigError
+from glmspec.core.errors import ConfigError
+from glmspec.core.fields import read_json
 
 Config = VerifierConfig | DrafterConfig
 

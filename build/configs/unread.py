@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from glmspec.build.configs.fields import Fields
+from glmspec.core.fields import Fields
 
 _HARMLESS = {
     "who wrote the config, and how a library loads it": """

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from glmspec.build.errors import NetworkError
 from glmspec.build.trt import Backend
+from glmspec.core.errors import NetworkError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from glmspec.build.configs.limits import GENERATION
 from glmspec.build.configs.target import PROXY_CAPABILITY, PROXY_PACKAGE
 from glmspec.build.deployment import Deployment
-from glmspec.build.errors import NetworkError
 from glmspec.build.member import Member
 from glmspec.build.models.layer_group import LayerGroup
 from glmspec.build.network.graph import Network
@@ -24,6 +23,7 @@ from glmspec.build.trt import Backend, backend
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault
+from glmspec.core.errors import NetworkError
 
 _RECORD = {"plan_bytes", "sha256"}
 _ADVICE = "Report it, with --json's output."

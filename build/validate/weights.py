@@ -14,10 +14,10 @@ from glmspec.build.deployment import Deployment
 from glmspec.build.member import MTP, Implied, Member
 from glmspec.build.network.contract import TensorSpec
 from glmspec.build.network.form import FP4, Held
-from glmspec.build.units import size_text
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 from glmspec.convert.checkpoint import Checkpoint
+from glmspec.core.units import size_text
 
 # What may be bound to an input: a plain weight is cast to the compute dtype, what insists on float32 must be it.
 _FITS = {

@@ -11,7 +11,7 @@ from support.models import ASSETS, DATA, GOLDENS, VERIFIER_CONFIG
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import ConfigError
+from glmspec.core.errors import ConfigError
 
 WHERE = "DIR/config.json"
 GLM = json.loads((DATA / "glm-5.3-config.json").read_text())

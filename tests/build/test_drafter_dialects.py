@@ -10,7 +10,7 @@ from support.models import GOLDENS
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
-from glmspec.build.errors import ConfigError
+from glmspec.core.errors import ConfigError
 
 WHERE = "DIR/config.json"
 DRAFTING = ("block_size", "mask_token_id", "target_layer_ids")

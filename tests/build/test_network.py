@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from support.models import GOLDENS
 
-from glmspec.build.configs.fields import read_json
 from glmspec.build.configs.kinds import parse_config
 from glmspec.build.configs.limits import CONTEXT, EngineLimits
-from glmspec.build.errors import NetworkError
 from glmspec.build.models.registry import model_of
 from glmspec.build.network import ops
 from glmspec.build.network.contract import CACHE, WEIGHT, Contract, TensorSpec
@@ -25,6 +23,8 @@ from glmspec.build.network.graph import Network
 from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
 from glmspec.build.trt import backend
+from glmspec.core.errors import NetworkError
+from glmspec.core.fields import read_json
 
 LIMITS = EngineLimits(
     max_model_len=512, max_num_seqs=4, max_num_batched_tokens=128, page_size=16, segment_rows=12, block_rows=9
@@ -251,7 +251,7 @@ import json, sys
 from dataclasses import replace
 from types import SimpleNamespace
 from pathlib import Path
-from glmspec.build.configs.fields import read_json
+from glmspec.core.fields import read_json
 from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.models.registry import model_of
 from glmspec.build.network.form import Form

@@ -11,7 +11,6 @@ from support.models import ASSETS, GOLDENS
 
 from glmspec.build import plan
 from glmspec.build.configs.limits import CONTEXT, EngineLimits, Ranges
-from glmspec.build.errors import NetworkError
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
 from glmspec.build.models.verifier import Verifier
@@ -23,6 +22,7 @@ from glmspec.build.plan import build_plan
 from glmspec.build.trt import backend
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES
+from glmspec.core.errors import NetworkError
 
 TRT = backend("tensorrt_rtx")
 LIMITS = EngineLimits(

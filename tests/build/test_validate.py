@@ -25,7 +25,6 @@ from glmspec.build.layers import basic, mla, moe
 from glmspec.build.models import verifier
 from glmspec.build.network import ops, shards
 from glmspec.build.network.reader import Graph, Node, Value
-from glmspec.build.progress import Progress
 from glmspec.build.validate import coverage, tensorrt_limits
 from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault, Outcome, Report
@@ -33,6 +32,7 @@ from glmspec.build.validate.run import NAMES, Wanted, refuse_failures, validate_
 from glmspec.convert.conversion import Options as Conversions
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.recipe import RECIPES
+from glmspec.core.progress import Progress
 from glmspec.plugins import compiler, index_topk, sparse_mla
 from glmspec.plugins import moe as moe_op
 from glmspec.runtime import model as runtime_model

@@ -21,8 +21,8 @@ from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import open_deployment
 from glmspec.build.describe import describe
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import RequestError
-from glmspec.build.progress import Progress
+from glmspec.core.errors import RequestError
+from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling

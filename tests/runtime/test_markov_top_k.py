@@ -12,8 +12,8 @@ from support.models import ASSETS
 
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Options, open_deployment
-from glmspec.build.errors import ConfigError
 from glmspec.build.models.registry import model_of
+from glmspec.core.errors import ConfigError
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Request
 

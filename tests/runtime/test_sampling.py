@@ -14,7 +14,7 @@ import torch
 from support.models import ASSETS
 
 from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 from glmspec.runtime.accept import Acceptance, Ballot
 from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.engine import Engine

@@ -17,8 +17,8 @@ from support.models import LIMITS, features_as_taps, load_verifier, random_verif
 from glmspec.build.configs.drafter import Convolution, DrafterConfig, MarkovHead, Selector
 from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Options, open_deployment
-from glmspec.build.errors import ConfigError
 from glmspec.build.models.registry import checkpoint_specs, model_of
+from glmspec.core.errors import ConfigError
 from glmspec.runtime.pack import Block, Rows, pack_blocks, pack_rows
 from glmspec.runtime.pages import Span
 

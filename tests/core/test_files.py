@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from glmspec.build.errors import GlmspecError, os_error_text
-from glmspec.build.units import size_text
-from glmspec.convert.files import (
+from glmspec.core.errors import GlmspecError, os_error_text
+from glmspec.core.files import (
     CHECKPOINT,
     ENGINES,
     check_output,
@@ -23,7 +22,8 @@ from glmspec.convert.files import (
     write_json,
     write_output,
 )
-from glmspec.convert.folders import new_folder, refuse_to_replace
+from glmspec.core.folders import new_folder, refuse_to_replace
+from glmspec.core.units import size_text
 
 # -- files --------------------------------------------------------------------------------------
 

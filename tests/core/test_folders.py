@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from glmspec.build.errors import GlmspecError
-from glmspec.convert import folders
-from glmspec.convert.files import CHECKPOINT, REPOSITORY, producer, write_json
-from glmspec.convert.folders import new_folder, resumable_folder
+from glmspec.core import folders
+from glmspec.core.errors import GlmspecError
+from glmspec.core.files import CHECKPOINT, REPOSITORY, producer, write_json
+from glmspec.core.folders import new_folder, resumable_folder
 
 MAKERS = {"new": new_folder, "resumable": resumable_folder}
 RENAME, MKDIR = os.rename, os.mkdir

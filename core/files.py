@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.errors import GlmspecError
+from glmspec.core.errors import GlmspecError
 
 PRODUCER = "glmspec"
 CHECKPOINT, HF_CHECKPOINT = "checkpoint", "Hugging Face checkpoint"

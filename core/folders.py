@@ -18,9 +18,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmspec.build.errors import GlmspecError, unwritable_text
-from glmspec.build.units import size_text
-from glmspec.convert.files import PARTIAL, opened_alone, produced, sync_folder, write_json
+from glmspec.core.errors import GlmspecError, unwritable_text
+from glmspec.core.files import PARTIAL, opened_alone, produced, sync_folder, write_json
+from glmspec.core.units import size_text
 
 _UNFINISHED, _REPLACED, _LOCK = "unfinished", "replaced", "lock"
 _MOVING = ".moving"

@@ -27,7 +27,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from glmspec.build.units import size_text
+from glmspec.core.units import size_text
 
 EVERY_S = 30.0  # between lines of a stage that goes on, where there is no bar to look at
 

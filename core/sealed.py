@@ -13,9 +13,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from glmspec.build.configs.fields import Fields, read_json
-from glmspec.build.errors import CheckpointError
-from glmspec.convert.files import produced, sha256, write_json
+from glmspec.core.errors import CheckpointError
+from glmspec.core.fields import Fields, read_json
+from glmspec.core.files import produced, sha256, write_json
 
 SEAL = "sha256"
 HASHED_AT_LOAD = 1 << 30  # bytes of weights up to which they are hashed again when they are opened

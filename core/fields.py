@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from glmspec.build.errors import ConfigError
+from glmspec.core.errors import ConfigError
 
 _REQUIRED = object()
 
