@@ -36,8 +36,6 @@ from glmspec.build.kernels import graphs_of, kernels_of
 from glmspec.build.machine import compiler_for, this_machine
 from glmspec.build.member import Member
 from glmspec.build.models.acceptance import DraftLaw
-from glmspec.build.network.contract import Contract
-from glmspec.build.trt import Backend
 from glmspec.build.validate.report import Report
 from glmspec.convert.checkpoint import Checkpoint, built_for
 from glmspec.convert.origin import name_of
@@ -48,6 +46,8 @@ from glmspec.core.files import BUNDLE, ENGINES, producer, write_json
 from glmspec.core.folders import new_folder, refuse_to_replace
 from glmspec.core.progress import Progress
 from glmspec.core.sealed import check_files, check_shape, kind_of, open_sealed, write_sealed
+from glmspec.network.contract import Contract
+from glmspec.network.trt import Backend
 
 PLUGINS = "plugins"
 _AGAIN = "Prepare the bundle again."

@@ -17,7 +17,6 @@ from glmspec.build.kernels import check_plugins
 from glmspec.build.machine import compiler_for
 from glmspec.build.member import MTP
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
-from glmspec.build.trt import backend
 from glmspec.build.validate.run import Wanted, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Conversion
@@ -26,6 +25,7 @@ from glmspec.core.files import BUNDLE, ENGINES, write_json
 from glmspec.core.folders import refuse_to_replace, resumable_folder
 from glmspec.core.progress import Progress
 from glmspec.core.units import size_text
+from glmspec.network.trt import backend
 
 
 def build_engines(

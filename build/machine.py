@@ -6,8 +6,8 @@ import importlib
 from dataclasses import dataclass
 
 from glmspec.build.configs.target import PROXY_PACKAGE, Target
-from glmspec.build.trt import Backend, backend
 from glmspec.core.errors import EngineError, MissingCapability
+from glmspec.network.trt import Backend, backend
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.network.formats import QUANTIZED
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import EXPERT_MATRICES, weights_of
@@ -23,6 +22,7 @@ from glmspec.core.errors import ConfigError, MissingCapability
 from glmspec.core.fields import read_json
 from glmspec.core.files import check_output, json_bytes, write_output
 from glmspec.core.progress import Progress
+from glmspec.network.formats import QUANTIZED
 
 _LINEAR = re.compile(r"(.*)\.input_quantizer\._amax")
 _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_input_quantizer\._amax")

@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmspec.build.network.shards import Mapping
 from glmspec.convert.calibration import Activations, read_calibration
 from glmspec.convert.conversion import is_written, plan_conversion
 from glmspec.convert.hf import write_hf
@@ -22,6 +21,7 @@ from glmspec.core.fields import read_json
 from glmspec.core.files import sha256
 from glmspec.core.progress import Progress
 from glmspec.core.sealed import MANIFEST
+from glmspec.network.shards import Mapping
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,6 @@ from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.kinds import Config, check_config, parse_config
 from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
 from glmspec.build.models.dflash import SHARED_WEIGHTS
-from glmspec.build.network.form import Form, Held, quantized_formats
-from glmspec.build.network.formats import QUANTIZED
-from glmspec.build.network.shards import Mapping
 from glmspec.convert.agreement import check_declared
 from glmspec.convert.beside import MASK_EMBEDDINGS, copy_files, matching
 from glmspec.convert.checkpoint import Checkpoint, is_converted, read_checkpoint
@@ -33,6 +30,9 @@ from glmspec.core.fields import Fields, read_json
 from glmspec.core.files import CHECKPOINT, PARTIAL, producer, write_json
 from glmspec.core.folders import resumable_folder
 from glmspec.core.sealed import MANIFEST, check_written, digests, open_manifest, open_sealed, write_sealed
+from glmspec.network.form import Form, Held, quantized_formats
+from glmspec.network.formats import QUANTIZED
+from glmspec.network.shards import Mapping
 
 AUTO = Options(RECIPES["auto"])
 

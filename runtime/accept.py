@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.models.acceptance import NETWORKS
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Inputs, tensors
 from glmspec.runtime.request import TokenLogprob

@@ -9,7 +9,6 @@ import torch
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.illegal import IllegalIds
-from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
 from glmspec.build.layers.paged import RING_TABLE
@@ -17,12 +16,13 @@ from glmspec.build.models.dflash import DFlash
 from glmspec.build.models.mtp import Mtp
 from glmspec.build.models.registry import model_of
 from glmspec.build.models.verifier import Verifier
-from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, Contract, TensorSpec
-from glmspec.build.network.form import FP4, Form
-from glmspec.build.network.reader import read
-from glmspec.build.network.shards import Mapping
-from glmspec.build.trt import backend
 from glmspec.core.errors import EngineError
+from glmspec.network.contract import CACHE, TABLE, WEIGHT, Contract, TensorSpec
+from glmspec.network.form import FP4, Form
+from glmspec.network.limits import EngineLimits
+from glmspec.network.reader import read
+from glmspec.network.shards import Mapping
+from glmspec.network.trt import backend
 from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor
 
 

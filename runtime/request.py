@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.limits import ADJUSTED_MOST
 from glmspec.core.errors import RequestError
+from glmspec.network.limits import ADJUSTED_MOST
 from glmspec.runtime.sampling import GREEDY, Sampling
 
 STOP, LENGTH = "stop", "length"

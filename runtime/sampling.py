@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.limits import ADJUSTED_MOST
 from glmspec.build.models.acceptance import LOGPROBS_MOST
 from glmspec.core.errors import RequestError
+from glmspec.network.limits import ADJUSTED_MOST
 from glmspec.plugins.sampling_law import TOP_K_MOST
 
 PENALTY_MOST = 2.0  # of frequency and presence, either way, as OpenAI's API has it

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from glmspec.build.configs.drafter_dialects import Dialect
-from glmspec.build.configs.tensorrt import TOPK_MOST
 from glmspec.build.configs.unread import refuse_unread
 from glmspec.build.configs.verifier import rope_theta
 from glmspec.core.errors import ConfigError
 from glmspec.core.fields import Fields
+from glmspec.network.trt_limits import TOPK_MOST
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 

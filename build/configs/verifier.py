@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from glmspec.build.configs.tensorrt import TOPK_MOST
 from glmspec.build.configs.unread import refuse_unread
 from glmspec.core.fields import Fields
+from glmspec.network.trt_limits import TOPK_MOST
 
 ARCHITECTURE = "GlmMoeDsaForCausalLM"
 LATENT_NORM_EPS = 1e-6  # q_a, kv_a and the indexer's k_norm: the published class does not use rms_norm_eps there

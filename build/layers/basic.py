@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.layers.quantized import dequantized, rounded
-from glmspec.build.network import ops
-from glmspec.build.network.contract import TABLE, TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Tensor
-from glmspec.build.network.module import Module, Weight
+from glmspec.network import ops
+from glmspec.network.contract import TABLE, TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Tensor
+from glmspec.network.module import Module, Weight
 from glmspec.plugins import rms_norm
 
 # Table inputs, int32 [1]: the first token id, and the first expert, that a rank holds.

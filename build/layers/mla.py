@@ -16,9 +16,9 @@ from glmspec.build.layers.basic import LayerNorm, Linear, RMSNorm
 from glmspec.build.layers.paged import WritePlan, append
 from glmspec.build.layers.pieces import by_rows, piece
 from glmspec.build.layers.rotary import Rotary
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Network, Tensor
-from glmspec.build.network.module import Module, Weight
+from glmspec.network import ops
+from glmspec.network.graph import Network, Tensor
+from glmspec.network.module import Module, Weight
 from glmspec.plugins import index_topk, sparse_mla
 
 

@@ -9,9 +9,9 @@ from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.layers.basic import EXPERT_START, MLP, own_ids
 from glmspec.build.layers.pieces import by_rows
 from glmspec.build.layers.quantized import activation_format, dequantized, rounded
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
-from glmspec.build.network.module import Module, Weight
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
+from glmspec.network.module import Module, Weight
 from glmspec.plugins import lowest_topk, moe
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glmspec.build.network.contract import CACHE, TensorSpec
-from glmspec.build.network.graph import Network, Tensor
+from glmspec.network.contract import CACHE, TensorSpec
+from glmspec.network.graph import Network, Tensor
 from glmspec.plugins import kv_append
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
 
 
 def piece(x_ND: Tensor, pieces: int, at: int) -> Tensor:

@@ -5,11 +5,11 @@ Legend: U units of a weight (experts, their gate and up halves), R rows and C co
 
 from __future__ import annotations
 
-from glmspec.build.network import ops
-from glmspec.build.network.formats import BLOCK, GROUP
-from glmspec.build.network.graph import Tensor
-from glmspec.build.network.module import Weight
 from glmspec.core.errors import NetworkError
+from glmspec.network import ops
+from glmspec.network.formats import BLOCK, GROUP
+from glmspec.network.graph import Tensor
+from glmspec.network.module import Weight
 from glmspec.plugins import rounding
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glmspec.build.network import ops
-from glmspec.build.network.contract import TABLE, TensorSpec
-from glmspec.build.network.graph import Tensor
+from glmspec.network import ops
+from glmspec.network.contract import TABLE, TensorSpec
+from glmspec.network.graph import Tensor
 
 
 @dataclass(frozen=True)

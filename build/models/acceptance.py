@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.network import ops
-from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network, Tensor
-from glmspec.build.network.module import Module
-from glmspec.build.trt import Backend
+from glmspec.network import ops
+from glmspec.network.contract import TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Network, Tensor
+from glmspec.network.limits import EngineLimits
+from glmspec.network.module import Module
+from glmspec.network.trt import Backend
 from glmspec.plugins import accept, adjust, reject, sample
 from glmspec.plugins.registration import author
 

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.configs.drafter_dialects import WINDOW_RELATIVE
-from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.layers.basic import MLP, Embedding, Linear, RMSNorm
 from glmspec.build.layers.paged import RING, RING_START, RING_TABLE, WHOLE, Kind, WritePlan, append, cache_spec
 from glmspec.build.layers.rotary import Rotary, rope_table_spec
 from glmspec.build.models.verifier import tap_name
-from glmspec.build.network import ops
-from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network, Tensor
-from glmspec.build.network.module import Module, Weight
-from glmspec.build.trt import Backend
+from glmspec.network import ops
+from glmspec.network.contract import TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Network, Tensor
+from glmspec.network.limits import EngineLimits
+from glmspec.network.module import Module, Weight
+from glmspec.network.trt import Backend
 from glmspec.plugins import argmax, block_attention, draft_law, draw, margin
 from glmspec.plugins.registration import author
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.layers.basic import Linear
 from glmspec.build.models.dflash import BlockLayer, Context, DFlash, Rows
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
-from glmspec.build.network.module import Module, Weight
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
+from glmspec.network.module import Module, Weight
 from glmspec.plugins import grouped_conv, selector_walk
 
 BEFORE, AFTER = 0, 1

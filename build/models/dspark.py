@@ -9,9 +9,9 @@ import numpy as np
 
 from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.build.models.dflash import DFlash, Rows
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
-from glmspec.build.network.module import Module, Weight
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
+from glmspec.network.module import Module, Weight
 from glmspec.plugins import markov_walk, selector_walk
 
 

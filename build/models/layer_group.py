@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
 from glmspec.build.layers.mla import Attended, Step
 from glmspec.build.models.verifier import Verifier, index_cache, latent_cache
-from glmspec.build.network import ops
-from glmspec.build.network.contract import CACHE, TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Tensor
-from glmspec.build.network.module import Weight
+from glmspec.network import ops
+from glmspec.network.contract import CACHE, TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Tensor
+from glmspec.network.limits import EngineLimits
+from glmspec.network.module import Weight
 
 STREAM, ROWS, VISIBLE = "group.stream", "group.rows", "group.visible"
 

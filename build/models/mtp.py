@@ -14,18 +14,18 @@ Legend: N tokens of the step, H rows of the source, R rows whose logits are aske
 from __future__ import annotations
 
 from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.layers.basic import Linear, RMSNorm, VocabularyEmbedding, legal_logits, legal_specs
 from glmspec.build.layers.mla import Step
 from glmspec.build.models.dflash import TEMPERATURE, UNIFORM
 from glmspec.build.models.verifier import DecoderLayer, cache_specs, hidden_spec, step_of, step_specs
-from glmspec.build.network import ops
-from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network, Tensor
-from glmspec.build.network.module import Module
-from glmspec.build.trt import Backend
+from glmspec.network import ops
+from glmspec.network.contract import TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Network, Tensor
+from glmspec.network.limits import EngineLimits
+from glmspec.network.module import Module
+from glmspec.network.trt import Backend
 from glmspec.plugins import argmax, draft_law, draw, margin
 from glmspec.plugins.registration import author
 

@@ -10,7 +10,7 @@ from glmspec.build.models.dflash2 import DFlash2
 from glmspec.build.models.dspark import DSpark
 from glmspec.build.models.mtp import MtpLayer
 from glmspec.build.models.verifier import Verifier
-from glmspec.build.network.contract import TensorSpec
+from glmspec.network.contract import TensorSpec
 
 _DRAFTERS: dict[str, type[DFlash]] = {"dflash": DFlash, "dflash2": DFlash2, "dspark": DSpark}
 

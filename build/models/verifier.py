@@ -6,7 +6,6 @@ Legend: N tokens of the step, R rows whose logits are asked for, D hidden, V voc
 from __future__ import annotations
 
 from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.layers.basic import (
     EXPERT_START,
@@ -22,12 +21,13 @@ from glmspec.build.layers.mla import Attended, LatentAttention, Step
 from glmspec.build.layers.moe import MixtureOfExperts
 from glmspec.build.layers.paged import WritePlan, cache_spec
 from glmspec.build.layers.rotary import Rotary, rope_table_spec
-from glmspec.build.network import ops
-from glmspec.build.network.contract import TABLE, TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network, Tensor
-from glmspec.build.network.module import Module
-from glmspec.build.trt import Backend
+from glmspec.network import ops
+from glmspec.network.contract import TABLE, TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Network, Tensor
+from glmspec.network.limits import EngineLimits
+from glmspec.network.module import Module
+from glmspec.network.trt import Backend
 from glmspec.plugins import argmax
 from glmspec.plugins.registration import author
 

@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 
 from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
-from glmspec.build.network.reader import Graph
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
 from glmspec.build.validate.case import Case, Checked
@@ -25,6 +24,7 @@ from glmspec.core.errors import CheckpointError, GlmspecError, MissingCapability
 from glmspec.core.progress import Progress
 from glmspec.core.units import size_text
 from glmspec.core.versions import versions
+from glmspec.network.reader import Graph
 
 
 @dataclass(frozen=True)

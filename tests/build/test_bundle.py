@@ -24,11 +24,11 @@ from glmspec.build.engine import Options, build_engines
 from glmspec.build.machine import Machine
 from glmspec.build.member import Member
 from glmspec.build.models.acceptance import DraftLaw
-from glmspec.build.trt import Backend
 from glmspec.build.verify import verify_folder
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import EngineError, GlmspecError, MissingCapability
 from glmspec.core.progress import Progress
+from glmspec.network.trt import Backend
 from glmspec.runtime.engine import Engine
 
 SIZES = dict(num_hidden_layers=2, indexer_types=["full", "shared"], first_k_dense_replace=1, n_routed_experts=4)

@@ -11,10 +11,10 @@ from support.models import DATA, GOLDENS
 
 from glmspec.build.configs.drafter import Convolution, DrafterConfig, MarkovHead, Scaling, Selector
 from glmspec.build.configs.kinds import parse_config
-from glmspec.build.configs.limits import EngineLimits
 from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.core.errors import ConfigError
 from glmspec.core.fields import read_json
+from glmspec.network.limits import EngineLimits
 
 GLM = json.loads((DATA / "glm-5.3-config.json").read_text())
 WHERE = "DIR/config.json"

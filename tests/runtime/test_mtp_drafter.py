@@ -18,10 +18,10 @@ from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.models.acceptance import DraftLaw, Rejection
 from glmspec.build.models.mtp import Mtp
-from glmspec.build.network.form import Form
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import EngineError
 from glmspec.core.progress import Progress
+from glmspec.network.form import Form
 from glmspec.plugins import draw
 from glmspec.runtime.accept import Acceptance
 from glmspec.runtime.engine import Engine

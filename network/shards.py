@@ -11,9 +11,9 @@ import math
 import re
 from dataclasses import dataclass
 
-from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.formats import FORMATS
 from glmspec.core.errors import ConfigError
+from glmspec.network.contract import TensorSpec
+from glmspec.network.formats import FORMATS
 
 _TRIED = (1, 2, 4, 8, 16, 32, 64)
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping as Table
 from dataclasses import dataclass, field, replace
 
-from glmspec.build.configs.limits import CONTEXT
-from glmspec.build.network.contract import WEIGHT, TensorSpec
-from glmspec.build.network.formats import FORMATS, ITEM_BYTES, QUANTIZED
-from glmspec.build.network.shards import Layout, Mapping, layout_of
+from glmspec.network.contract import WEIGHT, TensorSpec
+from glmspec.network.formats import FORMATS, ITEM_BYTES, QUANTIZED
+from glmspec.network.limits import CONTEXT
+from glmspec.network.shards import Layout, Mapping, layout_of
 
 Shape = tuple[int, ...]
 

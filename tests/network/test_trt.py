@@ -8,9 +8,9 @@ import sys
 # A second logger makes TensorRT complain whenever it makes a builder, here while a builder waits to be collected.
 SCRIPT = """
 import gc, importlib
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network
-from glmspec.build.trt import Backend, backend
+from glmspec.network.form import Form
+from glmspec.network.graph import Network
+from glmspec.network.trt import Backend, backend
 
 one = backend()
 other = Backend(importlib.import_module(one.package))

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from glmspec.build.trt import Backend
 from glmspec.core.errors import NetworkError
+from glmspec.network.trt import Backend
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from glmspec.build.network.contract import Contract, TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.trt import Backend
 from glmspec.core.errors import NetworkError
+from glmspec.network.contract import Contract, TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.trt import Backend
 
 
 class Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from glmspec.build.configs.tensorrt import MOST_ELEMENTS, TOPK_MOST
 from glmspec.core.errors import ConfigError
+from glmspec.network.trt_limits import MOST_ELEMENTS, TOPK_MOST
 
 SCORES_AT_ONCE = 2**29  # numbers: 2 GB of index scores, in float32
 ADJUSTED_MOST = 1024  # tokens that a request may bias or forbid by name, and as many that may end it

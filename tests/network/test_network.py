@@ -14,17 +14,17 @@ import pytest
 from support.models import GOLDENS
 
 from glmspec.build.configs.kinds import parse_config
-from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.models.registry import model_of
-from glmspec.build.network import ops
-from glmspec.build.network.contract import CACHE, WEIGHT, Contract, TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network
-from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
-from glmspec.build.trt import backend
 from glmspec.core.errors import NetworkError
 from glmspec.core.fields import read_json
+from glmspec.network import ops
+from glmspec.network.contract import CACHE, WEIGHT, Contract, TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Network
+from glmspec.network.limits import CONTEXT, EngineLimits
+from glmspec.network.reader import read
+from glmspec.network.trt import backend
 
 LIMITS = EngineLimits(
     max_model_len=512, max_num_seqs=4, max_num_batched_tokens=128, page_size=16, segment_rows=12, block_rows=9
@@ -252,11 +252,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from pathlib import Path
 from glmspec.core.fields import read_json
-from glmspec.build.configs.limits import CONTEXT, EngineLimits
+from glmspec.network.limits import CONTEXT, EngineLimits
 from glmspec.build.models.registry import model_of
-from glmspec.build.network.form import Form
-from glmspec.build.network.reader import read
-from glmspec.build.trt import backend
+from glmspec.network.form import Form
+from glmspec.network.reader import read
+from glmspec.network.trt import backend
 from glmspec.build.configs.kinds import parse_config
 hashes = {{}}
 for name in {list(reversed(NAMES))!r}:

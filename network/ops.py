@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from glmspec.build.network.graph import Tensor
+from glmspec.network.graph import Tensor
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from glmspec.build.network.contract import WEIGHT, TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network, Tensor
+from glmspec.network.contract import WEIGHT, TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Network, Tensor
 
 
 class Weight:
