@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from glmspec.build.configs.target import TARGETS, Target
 from glmspec.build.deployment import PLUGINS_OFF, Deployment
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
+from glmspec.build.target import TARGETS, Target
 from glmspec.build.validate.case import Case
 from glmspec.core.errors import ConfigError
 from glmspec.core.files import KERNELS, producer

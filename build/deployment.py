@@ -9,13 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.kinds import parse_config
-from glmspec.build.configs.target import Target
-from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.member import MTP, VERIFIER, Implied, Member, Origin
-from glmspec.build.models.acceptance import NETWORKS, rejecting
+from glmspec.build.target import Target
 from glmspec.convert.checkpoint import Checkpoint, config_of, is_converted, read_checkpoint
 from glmspec.convert.conversion import plan_conversion, plan_source
 from glmspec.convert.imagined import Imagined
@@ -24,6 +19,11 @@ from glmspec.convert.recipe import RECIPES
 from glmspec.convert.tokenizer import known_ids
 from glmspec.core.errors import ConfigError
 from glmspec.core.fields import read_json
+from glmspec.models.acceptance import NETWORKS, rejecting
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.models.configs.kinds import parse_config
+from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.network.form import Form
 from glmspec.network.graph import Network
 from glmspec.network.limits import CONTEXT, GENERATION, EngineLimits

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.bundle import open_bundle
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import Dialect
-from glmspec.build.configs.kinds import Config, parse_config
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.kernels import open_kernels
 from glmspec.convert.beside import TEXT, matching
@@ -30,6 +27,9 @@ from glmspec.core.errors import GlmspecError
 from glmspec.core.fields import read_json
 from glmspec.core.files import BUNDLE, CHECKPOINT, ENGINES, HF_CHECKPOINT, KERNELS, REPOSITORY
 from glmspec.core.sealed import MANIFEST, kind_of, open_manifest
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.drafter_dialects import Dialect
+from glmspec.models.configs.kinds import Config, parse_config
 
 Record = dict[str, Any]
 

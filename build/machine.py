@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 
-from glmspec.build.configs.target import PROXY_PACKAGE, Target
+from glmspec.build.target import PROXY_PACKAGE, Target
 from glmspec.core.errors import EngineError, MissingCapability
 from glmspec.network.trt import Backend, backend
 

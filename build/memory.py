@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from glmspec.build.deployment import Deployment
-from glmspec.build.layers.paged import RING, WHOLE, Kind
 from glmspec.build.member import Member
 from glmspec.core.errors import ConfigError
 from glmspec.core.units import size_text
+from glmspec.models.layers.paged import RING, WHOLE, Kind
 from glmspec.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
 from glmspec.network.form import FP4
 from glmspec.network.limits import CONTEXT

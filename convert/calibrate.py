@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import EXPERT_MATRICES, weights_of
@@ -22,6 +21,7 @@ from glmspec.core.errors import ConfigError, MissingCapability
 from glmspec.core.fields import read_json
 from glmspec.core.files import check_output, json_bytes, write_output
 from glmspec.core.progress import Progress
+from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.network.formats import QUANTIZED
 
 _LINEAR = re.compile(r"(.*)\.input_quantizer\._amax")

@@ -10,10 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.kinds import Config, check_config, parse_config
-from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
-from glmspec.build.models.dflash import SHARED_WEIGHTS
 from glmspec.convert.agreement import check_declared
 from glmspec.convert.beside import MASK_EMBEDDINGS, copy_files, matching
 from glmspec.convert.checkpoint import Checkpoint, is_converted, read_checkpoint
@@ -30,6 +26,10 @@ from glmspec.core.fields import Fields, read_json
 from glmspec.core.files import CHECKPOINT, PARTIAL, producer, write_json
 from glmspec.core.folders import resumable_folder
 from glmspec.core.sealed import MANIFEST, check_written, digests, open_manifest, open_sealed, write_sealed
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.kinds import Config, check_config, parse_config
+from glmspec.models.configs.verifier import VerifierConfig, end_token_ids
+from glmspec.models.dflash import SHARED_WEIGHTS
 from glmspec.network.form import Form, Held, quantized_formats
 from glmspec.network.formats import QUANTIZED
 from glmspec.network.shards import Mapping

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.configs.drafter import DrafterConfig
 from glmspec.convert.conversion import Conversion
 from glmspec.convert.fused import partners
 from glmspec.convert.names import Options, Plan, activation_notes
@@ -24,6 +23,7 @@ from glmspec.convert.writer import Journal, Run
 from glmspec.core.errors import GlmspecError
 from glmspec.core.files import HF_CHECKPOINT, producer, write_json
 from glmspec.core.sealed import MANIFEST, write_sealed
+from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.network.form import Held
 from glmspec.network.formats import QUANTIZED
 from glmspec.network.shards import Layout, Mapping, Split

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.models.registry import checkpoint_specs
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source, TensorInfo
 from glmspec.convert.storage import EXPERT_MATRICES, FUSED_EXPERTS
 from glmspec.core.errors import CheckpointError
 from glmspec.core.fields import read_json
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.registry import checkpoint_specs
 from glmspec.network.contract import TensorSpec
 from glmspec.network.form import field_name
 from glmspec.network.formats import FORMATS

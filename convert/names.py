@@ -14,10 +14,6 @@ from typing import Any
 
 import torch
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.models.dflash import SHARED_WEIGHTS
-from glmspec.build.models.registry import checkpoint_specs
 from glmspec.convert.calibration import INPUT_MOST, Activations
 from glmspec.convert.formats import Block, plain
 from glmspec.convert.fused import partners
@@ -36,6 +32,10 @@ from glmspec.convert.storage import (
     stored_integers,
 )
 from glmspec.core.errors import CheckpointError
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.dflash import SHARED_WEIGHTS
+from glmspec.models.registry import checkpoint_specs
 from glmspec.network.contract import TensorSpec
 from glmspec.network.formats import BLOCK, GROUP, QUANTIZED
 from glmspec.network.shards import Layout, Mapping, check_shards, layout_of

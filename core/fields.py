@@ -4,7 +4,7 @@ The one place where a key of somebody else's config.json is turned into a value:
 a missing key, a wrong type and an illegal value each raise `ConfigError` with the
 file, the key, what was found and what was expected. null says nothing: where a key
 has a default it is absent, and where it has none it is missing. Which keys were asked
-for is noted, so that those nobody asked for can be looked at (`build/configs/unread.py`).
+for is noted, so that those nobody asked for can be looked at (`models/configs/unread.py`).
 """
 
 from __future__ import annotations

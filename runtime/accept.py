@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from glmspec.build.models.acceptance import NETWORKS
+from glmspec.models.acceptance import NETWORKS
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Inputs, tensors

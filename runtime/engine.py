@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.illegal import IllegalIds
 from glmspec.build.directory import EngineDirectory
-from glmspec.build.models.acceptance import DraftLaw, acceptance_of
-from glmspec.build.models.mtp import Mtp
-from glmspec.build.models.registry import model_of
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.core.errors import EngineError
 from glmspec.core.files import sha256
 from glmspec.core.progress import Progress
+from glmspec.models.acceptance import DraftLaw, acceptance_of
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.illegal import IllegalIds
+from glmspec.models.mtp import Mtp
+from glmspec.models.registry import model_of
 from glmspec.network.form import Form
 from glmspec.network.limits import CONTEXT, EngineLimits
 from glmspec.runtime.accept import BLOCK, STANDARD, Acceptance

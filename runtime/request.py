@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.core.errors import RequestError
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.network.limits import ADJUSTED_MOST
 from glmspec.runtime.sampling import GREEDY, Sampling
 

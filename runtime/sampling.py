@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.models.acceptance import LOGPROBS_MOST
 from glmspec.core.errors import RequestError
+from glmspec.models.acceptance import LOGPROBS_MOST
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.network.limits import ADJUSTED_MOST
 from glmspec.plugins.sampling_law import TOP_K_MOST
 

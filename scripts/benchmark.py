@@ -20,8 +20,8 @@ import torch
 from measured import ASSETS, console, interval, length, made_by, origin, prompts, spread, write
 from rich.progress import track
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
+from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.network.form import Form
 from glmspec.network.limits import EngineLimits

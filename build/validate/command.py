@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Options
+from glmspec.build.target import Target
 from glmspec.build.validate.run import NAMES, Wanted, validate_source
 from glmspec.core.errors import GlmspecError
 from glmspec.core.files import check_output, json_bytes, write_output

@@ -11,15 +11,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from glmspec.build.configs.target import PROXY_CAPABILITY, PROXY_PACKAGE
 from glmspec.build.deployment import Deployment
 from glmspec.build.member import Member
-from glmspec.build.models.layer_group import LayerGroup
 from glmspec.build.plan import build_plan
+from glmspec.build.target import PROXY_CAPABILITY, PROXY_PACKAGE
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault
 from glmspec.core.errors import NetworkError
+from glmspec.models.layer_group import LayerGroup
 from glmspec.network.graph import Network
 from glmspec.network.limits import GENERATION
 from glmspec.network.reader import read

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from glmspec.build.layers.basic import EXPERT_START, VOCABULARY_START
 from glmspec.build.member import Member
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
+from glmspec.models.layers.basic import EXPERT_START, VOCABULARY_START
 from glmspec.network.limits import CONTEXT
 from glmspec.network.reader import Graph, Node
 from glmspec.network.shards import Mapping, layout_of

@@ -14,8 +14,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
+from glmspec.build.target import Target
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
 from glmspec.build.validate.case import Case, Checked

@@ -1,4 +1,4 @@
-"""A step's rows written to a paged cache in place, where the write plan says (`glmspec.build.layers.paged`).
+"""A step's rows written to a paged cache in place, where the write plan says (`glmspec.models.layers.paged`).
 
 Row order[i] goes to page p, the one with cumulative[p] <= i < cumulative[p + 1], at slot offset[p] + i - cumulative[p].
 Of `order` what lies beyond the last of `cumulative` is not written. A cache of float8 rows has one scale: what is

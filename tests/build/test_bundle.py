@@ -18,16 +18,16 @@ from support.records import rewrite
 from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
 from glmspec.build import bundle, machine
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.machine import Machine
 from glmspec.build.member import Member
-from glmspec.build.models.acceptance import DraftLaw
+from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import EngineError, GlmspecError, MissingCapability
 from glmspec.core.progress import Progress
+from glmspec.models.acceptance import DraftLaw
 from glmspec.network.trt import Backend
 from glmspec.runtime.engine import Engine
 

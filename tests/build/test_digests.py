@@ -16,8 +16,8 @@ from support.records import flips, rewrite
 
 from glmspec.build import bundle, machine
 from glmspec.build.compile_plugins import compile_plugins, full_model
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
+from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.conversion import plan_conversion

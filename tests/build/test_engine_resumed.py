@@ -13,8 +13,8 @@ import pytest
 from support.cli import done, refused
 from support.models import GOLDENS, edit_checkpoint
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
+from glmspec.build.target import TARGETS
 from glmspec.convert import writer
 from glmspec.core import folders
 from glmspec.core.errors import CheckpointError, GlmspecError

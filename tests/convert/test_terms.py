@@ -10,8 +10,8 @@ import pytest
 from support.cli import done
 from support.models import ASSETS, GOLDENS, edit_checkpoint
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
+from glmspec.build.target import TARGETS
 from glmspec.convert.beside import LICENCES, matching
 from glmspec.convert.command import Wanted, convert_folder
 from glmspec.convert.conversion import AUTO, plan_conversion

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from support.models import GOLDENS
 
-from glmspec.build.configs.kinds import parse_config
-from glmspec.build.models.registry import model_of
 from glmspec.build.plan import build_plan
 from glmspec.core.errors import NetworkError
 from glmspec.core.fields import read_json
+from glmspec.models.configs.kinds import parse_config
+from glmspec.models.registry import model_of
 from glmspec.network import ops
 from glmspec.network.contract import CACHE, WEIGHT, Contract, TensorSpec
 from glmspec.network.form import Form
@@ -253,11 +253,11 @@ from types import SimpleNamespace
 from pathlib import Path
 from glmspec.core.fields import read_json
 from glmspec.network.limits import CONTEXT, EngineLimits
-from glmspec.build.models.registry import model_of
+from glmspec.models.registry import model_of
 from glmspec.network.form import Form
 from glmspec.network.reader import read
 from glmspec.network.trt import backend
-from glmspec.build.configs.kinds import parse_config
+from glmspec.models.configs.kinds import parse_config
 hashes = {{}}
 for name in {list(reversed(NAMES))!r}:
     path = Path({str(GOLDENS)!r}) / "checkpoints" / name / "config.json"

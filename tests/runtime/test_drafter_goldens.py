@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from support.models import GOLDENS, features_as_taps, golden_drafters
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
-from glmspec.build.models.registry import model_of
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
+from glmspec.models.registry import model_of
 from glmspec.network.form import Form
 from glmspec.network.limits import EngineLimits
 from glmspec.network.reader import read

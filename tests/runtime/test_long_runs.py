@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import torch
 
-from glmspec.build.models.acceptance import DraftLaw, Greedy, Logprobs, Rejection, Sampled
+from glmspec.models.acceptance import DraftLaw, Greedy, Logprobs, Rejection, Sampled
 from glmspec.network.form import Form
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.accept import Acceptance

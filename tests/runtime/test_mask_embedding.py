@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models import ASSETS, GOLDENS, edit_checkpoint
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
+from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import CheckpointError
 from glmspec.core.progress import Progress

@@ -11,11 +11,11 @@ import torch
 from support.models import ASSETS, LIMITS
 from support.mtp import OracleChain, Outputs, hiddens, load_oracle
 
-from glmspec.build.models.mtp import Mtp
-from glmspec.build.models.verifier import Verifier
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES
+from glmspec.models.mtp import Mtp
+from glmspec.models.verifier import Verifier
 from glmspec.network.contract import WEIGHT
 from glmspec.network.form import Form
 from glmspec.network.limits import EngineLimits

@@ -13,10 +13,10 @@ import pytest
 import torch
 from support.models import ASSETS, LIMITS, calibrated, random_verifier
 
-from glmspec.build.layers.quantized import rounded
 from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES, Recipe, Rule
+from glmspec.models.layers.quantized import rounded
 from glmspec.network.contract import TensorSpec
 from glmspec.network.form import Form
 from glmspec.network.graph import Network

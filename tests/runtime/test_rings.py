@@ -9,9 +9,9 @@ import pytest
 import torch
 from support.models import features_as_taps, golden_drafters, whole_contexts
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
-from glmspec.build.models.registry import model_of
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
+from glmspec.models.registry import model_of
 from glmspec.network.form import Form
 from glmspec.network.limits import EngineLimits
 from glmspec.network.trt import backend

@@ -10,9 +10,9 @@ import torch
 from support.models import ASSETS, GOLDENS, LIMITS, random_verifier
 from support.networks import author
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options as Wanted
 from glmspec.build.engine import build_engines
+from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.core.errors import GlmspecError, NetworkError

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from glmspec.build.configs.drafter import DrafterConfig
+from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.network.form import Form
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model

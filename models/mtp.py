@@ -13,12 +13,12 @@ Legend: N tokens of the step, H rows of the source, R rows whose logits are aske
 
 from __future__ import annotations
 
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.layers.basic import Linear, RMSNorm, VocabularyEmbedding, legal_logits, legal_specs
-from glmspec.build.layers.mla import Step
-from glmspec.build.models.dflash import TEMPERATURE, UNIFORM
-from glmspec.build.models.verifier import DecoderLayer, cache_specs, hidden_spec, step_of, step_specs
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.dflash import TEMPERATURE, UNIFORM
+from glmspec.models.layers.basic import Linear, RMSNorm, VocabularyEmbedding, legal_logits, legal_specs
+from glmspec.models.layers.mla import Step
+from glmspec.models.verifier import DecoderLayer, cache_specs, hidden_spec, step_of, step_specs
 from glmspec.network import ops
 from glmspec.network.contract import TensorSpec
 from glmspec.network.form import Form

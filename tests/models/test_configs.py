@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from support.models import DATA, GOLDENS
 
-from glmspec.build.configs.drafter import Convolution, DrafterConfig, MarkovHead, Scaling, Selector
-from glmspec.build.configs.kinds import parse_config
-from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.core.errors import ConfigError
 from glmspec.core.fields import read_json
+from glmspec.models.configs.drafter import Convolution, DrafterConfig, MarkovHead, Scaling, Selector
+from glmspec.models.configs.kinds import parse_config
+from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.network.limits import EngineLimits
 
 GLM = json.loads((DATA / "glm-5.3-config.json").read_text())

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import ARCHITECTURES as DRAFTERS
-from glmspec.build.configs.verifier import ARCHITECTURE as VERIFIER
-from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.core.errors import ConfigError
 from glmspec.core.fields import read_json
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.drafter_dialects import ARCHITECTURES as DRAFTERS
+from glmspec.models.configs.verifier import ARCHITECTURE as VERIFIER
+from glmspec.models.configs.verifier import VerifierConfig
 
 Config = VerifierConfig | DrafterConfig
 

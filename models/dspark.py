@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.models.dflash import DFlash, Rows
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.dflash import DFlash, Rows
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.network.module import Module, Weight

@@ -5,9 +5,9 @@ Legend: N tokens of the step, R rows whose logits are asked for, D hidden, V voc
 
 from __future__ import annotations
 
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.layers.basic import (
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.layers.basic import (
     EXPERT_START,
     MLP,
     VOCABULARY_START,
@@ -17,10 +17,10 @@ from glmspec.build.layers.basic import (
     legal_logits,
     legal_specs,
 )
-from glmspec.build.layers.mla import Attended, LatentAttention, Step
-from glmspec.build.layers.moe import MixtureOfExperts
-from glmspec.build.layers.paged import WritePlan, cache_spec
-from glmspec.build.layers.rotary import Rotary, rope_table_spec
+from glmspec.models.layers.mla import Attended, LatentAttention, Step
+from glmspec.models.layers.moe import MixtureOfExperts
+from glmspec.models.layers.paged import WritePlan, cache_spec
+from glmspec.models.layers.rotary import Rotary, rope_table_spec
 from glmspec.network import ops
 from glmspec.network.contract import TABLE, TensorSpec
 from glmspec.network.form import Form

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from glmspec.build.configs.drafter_dialects import Dialect
-from glmspec.build.configs.unread import refuse_unread
-from glmspec.build.configs.verifier import rope_theta
 from glmspec.core.errors import ConfigError
 from glmspec.core.fields import Fields
+from glmspec.models.configs.drafter_dialects import Dialect
+from glmspec.models.configs.unread import refuse_unread
+from glmspec.models.configs.verifier import rope_theta
 from glmspec.network.trt_limits import TOPK_MOST
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from support.models import GOLDENS
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
 from glmspec.core.errors import ConfigError
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
 
 WHERE = "DIR/config.json"
 DRAFTING = ("block_size", "mask_token_id", "target_layer_ids")

@@ -5,8 +5,8 @@ Legend: N tokens, D input columns, F output columns, R rows whose logits are ask
 
 from __future__ import annotations
 
-from glmspec.build.configs.illegal import IllegalIds
-from glmspec.build.layers.quantized import dequantized, rounded
+from glmspec.models.configs.illegal import IllegalIds
+from glmspec.models.layers.quantized import dequantized, rounded
 from glmspec.network import ops
 from glmspec.network.contract import TABLE, TensorSpec
 from glmspec.network.form import Form

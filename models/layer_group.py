@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
-from glmspec.build.layers.mla import Attended, Step
-from glmspec.build.models.verifier import Verifier, index_cache, latent_cache
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
+from glmspec.models.layers.mla import Attended, Step
+from glmspec.models.verifier import Verifier, index_cache, latent_cache
 from glmspec.network import ops
 from glmspec.network.contract import CACHE, TensorSpec
 from glmspec.network.form import Form

@@ -5,10 +5,10 @@ Legend: N tokens, D hidden, E experts, A experts a token, F expert width.
 
 from __future__ import annotations
 
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.layers.basic import EXPERT_START, MLP, own_ids
-from glmspec.build.layers.pieces import by_rows
-from glmspec.build.layers.quantized import activation_format, dequantized, rounded
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.layers.basic import EXPERT_START, MLP, own_ids
+from glmspec.models.layers.pieces import by_rows
+from glmspec.models.layers.quantized import activation_format, dequantized, rounded
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.network.module import Module, Weight

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from glmspec.build.configs.unread import refuse_unread
 from glmspec.core.fields import Fields
+from glmspec.models.configs.unread import refuse_unread
 from glmspec.network.trt_limits import TOPK_MOST
 
 ARCHITECTURE = "GlmMoeDsaForCausalLM"

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import WINDOW_RELATIVE
-from glmspec.build.layers.basic import MLP, Embedding, Linear, RMSNorm
-from glmspec.build.layers.paged import RING, RING_START, RING_TABLE, WHOLE, Kind, WritePlan, append, cache_spec
-from glmspec.build.layers.rotary import Rotary, rope_table_spec
-from glmspec.build.models.verifier import tap_name
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.drafter_dialects import WINDOW_RELATIVE
+from glmspec.models.layers.basic import MLP, Embedding, Linear, RMSNorm
+from glmspec.models.layers.paged import RING, RING_START, RING_TABLE, WHOLE, Kind, WritePlan, append, cache_spec
+from glmspec.models.layers.rotary import Rotary, rope_table_spec
+from glmspec.models.verifier import tap_name
 from glmspec.network import ops
 from glmspec.network.contract import TensorSpec
 from glmspec.network.form import Form

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glmspec.build.configs.verifier import LATENT_NORM_EPS, VerifierConfig
-from glmspec.build.layers.basic import LayerNorm, Linear, RMSNorm
-from glmspec.build.layers.paged import WritePlan, append
-from glmspec.build.layers.pieces import by_rows, piece
-from glmspec.build.layers.rotary import Rotary
+from glmspec.models.configs.verifier import LATENT_NORM_EPS, VerifierConfig
+from glmspec.models.layers.basic import LayerNorm, Linear, RMSNorm
+from glmspec.models.layers.paged import WritePlan, append
+from glmspec.models.layers.pieces import by_rows, piece
+from glmspec.models.layers.rotary import Rotary
 from glmspec.network import ops
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.module import Module, Weight

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glmspec.build.configs.verifier import VerifierConfig
+from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.network import ops
 from glmspec.network.contract import TensorSpec
 from glmspec.network.form import Form

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.models.dflash import DFlash
-from glmspec.build.models.dflash2 import DFlash2
-from glmspec.build.models.dspark import DSpark
-from glmspec.build.models.mtp import MtpLayer
-from glmspec.build.models.verifier import Verifier
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.dflash import DFlash
+from glmspec.models.dflash2 import DFlash2
+from glmspec.models.dspark import DSpark
+from glmspec.models.mtp import MtpLayer
+from glmspec.models.verifier import Verifier
 from glmspec.network.contract import TensorSpec
 
 _DRAFTERS: dict[str, type[DFlash]] = {"dflash": DFlash, "dflash2": DFlash2, "dspark": DSpark}

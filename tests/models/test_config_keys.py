@@ -9,9 +9,9 @@ import json
 import pytest
 from support.models import ASSETS, DATA, GOLDENS, VERIFIER_CONFIG
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.core.errors import ConfigError
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.verifier import VerifierConfig
 
 WHERE = "DIR/config.json"
 GLM = json.loads((DATA / "glm-5.3-config.json").read_text())

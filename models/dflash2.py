@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.layers.basic import Linear
-from glmspec.build.models.dflash import BlockLayer, Context, DFlash, Rows
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.dflash import BlockLayer, Context, DFlash, Rows
+from glmspec.models.layers.basic import Linear
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.network.module import Module, Weight
