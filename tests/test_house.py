@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -99,6 +100,12 @@ def test_make_has_the_commands_that_people_type():
     commands = re.findall(r"^(\w+): ## \w", text, re.M)
     assert commands == ["help", "setup", "test", "quick", "check", "quickstart"]
     assert re.findall(r"^\.PHONY: (.*)$", text, re.M) == [" ".join(commands)]
+
+
+def test_github_runs_what_lands_a_change():
+    landing = re.findall(r"^scripts/.*$", (ROOT / ".ci" / "run").read_text(), re.M)
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"].values()
+    assert [step["run"] for step in job["steps"] if step.get("run", "").startswith("scripts/")] == landing
 
 
 def test_code_above_the_line_budget_fails(tmp_path):
