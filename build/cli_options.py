@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from glmspec.build.cli_base import FILE, PLACE, WRITTEN, Count, section
-from glmspec.build.configs.target import TARGETS
+from glmspec.build.target import TARGETS
 
 DTYPES = click.Choice(["float32", "bfloat16"])
 RECIPES = click.Choice(["auto", "bf16", "fp8", "nvfp4"])
@@ -76,10 +76,10 @@ def sizes(command: Any) -> Any:
 
 def build_options(values: dict[str, Any]) -> Any:
     """The build options among a command's parameters."""
-    from glmspec.build.deployment import Options
+    from glmspec.build.deployment import BuildOptions
 
     values["compute"] = values.pop("dtype")
-    return Options(**values)
+    return BuildOptions(**values)
 
 
 def drafting(command: Any) -> Any:

@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.limits import EngineLimits, Ranges
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.models.acceptance import NETWORKS, DraftLaw, LogitsNetwork, acceptance_of
-from glmspec.build.models.dflash import SHARED_WEIGHTS, DFlash
-from glmspec.build.models.mtp import Mtp
-from glmspec.build.models.registry import model_of
-from glmspec.build.models.verifier import Verifier
-from glmspec.build.network.form import Form, Held
-from glmspec.build.network.shards import Mapping
+from glmspec.models.acceptance import NETWORKS, DraftLaw, LogitsNetwork, acceptance_of
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.dflash import SHARED_WEIGHTS, DFlash
+from glmspec.models.mtp import Mtp
+from glmspec.models.registry import model_of
+from glmspec.models.verifier import Verifier
+from glmspec.network.config import NetworkConfig, RankTensor
+from glmspec.network.limits import EngineLimits, Ranges
+from glmspec.network.shards import Mapping
 
 VERIFIER, MTP = "verifier", "mtp"
 MTP_DRAFTS = 3  # of an MTP module in a step; later ones seldom stand
@@ -33,10 +33,10 @@ class Origin(Protocol):
     mtp: bool  # the verifier's module is among the weights
     shared: dict[str, str]  # a drafter's weight -> the verifier's weight that stands in for it
 
-    def held(self, rank: int) -> dict[str, Held]:
+    def rank_tensors(self, rank: int) -> dict[str, RankTensor]:
         """A rank's tensors, by name."""
 
-    def form(self, compute: str) -> Form:
+    def net_config(self, compute: str) -> NetworkConfig:
         """The form of a network that takes these weights."""
 
 
@@ -49,13 +49,13 @@ class Implied:
     shared: dict[str, str] = field(default_factory=lambda: dict(SHARED_WEIGHTS))
     mtp: bool = False
 
-    def held(self, rank: int) -> dict[str, Held]:
+    def rank_tensors(self, rank: int) -> dict[str, RankTensor]:
         """Nothing is known of its tensors."""
         return {}
 
-    def form(self, compute: str) -> Form:
+    def net_config(self, compute: str) -> NetworkConfig:
         """Drafters are plain."""
-        return Form(compute=compute)
+        return NetworkConfig(compute=compute)
 
 
 @dataclass(frozen=True)

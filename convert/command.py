@@ -6,22 +6,22 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmspec.build.configs.fields import read_json
-from glmspec.build.errors import CheckpointError
-from glmspec.build.network.shards import Mapping
-from glmspec.build.progress import Progress
 from glmspec.convert.calibration import Activations, read_calibration
 from glmspec.convert.conversion import is_written, plan_conversion
-from glmspec.convert.files import sha256
 from glmspec.convert.hf import write_hf
-from glmspec.convert.names import Options
+from glmspec.convert.names import ConvertOptions
 from glmspec.convert.on_device import require
 from glmspec.convert.origin import name_of
 from glmspec.convert.recipe import RECIPES, read_recipe
-from glmspec.convert.sealed import MANIFEST
 from glmspec.convert.source import SINGLE
 from glmspec.convert.tokenizer import unreadable
 from glmspec.convert.writer import Run
+from glmspec.core.errors import CheckpointError
+from glmspec.core.fields import read_json
+from glmspec.core.files import sha256
+from glmspec.core.progress import Progress
+from glmspec.core.sealed import MANIFEST
+from glmspec.network.shards import Mapping
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Wanted:
     sha256: str | None = None
 
 
-def options_of(quant: str, recipe: Path | None, calibration: Path | None, tp: int, ep: int) -> Options:
+def options_of(quant: str, recipe: Path | None, calibration: Path | None, tp: int, ep: int) -> ConvertOptions:
     """The options of a conversion from what the user typed. Raises `ConfigError` naming what does not fit."""
-    return Options(
+    return ConvertOptions(
         read_recipe(recipe) if recipe else RECIPES[quant],
         Mapping(tp, ep),
         read_calibration(calibration) if calibration else Activations(),
     )
 
 
-def convert_folder(folder: Path, out: Path, options: Options, wanted: Wanted, progress: Progress) -> list[str]:
+def convert_folder(folder: Path, out: Path, options: ConvertOptions, wanted: Wanted, progress: Progress) -> list[str]:
     """Convert; returns what the user should know."""
     require(wanted.device)
     if wanted.sha256:

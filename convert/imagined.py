@@ -9,19 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import CheckpointError
-from glmspec.build.models.registry import checkpoint_specs
-from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.form import field_name
-from glmspec.build.network.formats import FORMATS
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source, TensorInfo
 from glmspec.convert.storage import EXPERT_MATRICES, FUSED_EXPERTS
+from glmspec.core.errors import CheckpointError
+from glmspec.core.fields import read_json
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.registry import checkpoint_specs
+from glmspec.network.config import field_name
+from glmspec.network.contract import TensorSpec
+from glmspec.network.formats import FORMATS
 
 Shape = tuple[int, ...]
-_MOST_EXPERTS = 1_000_000  # more is a slip of the pen, and fills the memory with names
+_MAX_EXPERTS = 1_000_000  # more is a slip of the pen, and fills the memory with names
 
 
 class Imagined(Source):
@@ -35,10 +35,10 @@ class Imagined(Source):
         self.config = read_json(file)
         config = VerifierConfig.from_hf(self.config, str(file))
         layers = config.num_hidden_layers + config.num_nextn_predict_layers
-        if layers * config.n_routed_experts > _MOST_EXPERTS:
+        if layers * config.n_routed_experts > _MAX_EXPERTS:
             raise CheckpointError(
                 f"{file}: num_hidden_layers and n_routed_experts: found {layers:,} layers of "
-                f"{config.n_routed_experts:,} experts, expected at most {_MOST_EXPERTS:,} experts in all."
+                f"{config.n_routed_experts:,} experts, expected at most {_MAX_EXPERTS:,} experts in all."
             )
         for name, shape, dtype in _tensors(config):
             format = self._format(name.removesuffix(".weight"))

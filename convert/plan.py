@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glmspec.build.network.form import Held, field_name, held
-from glmspec.build.network.formats import BLOCK, FORMATS, ITEM_BYTES
-from glmspec.build.network.shards import Layout
 from glmspec.convert.formats import Block
 from glmspec.convert.storage import Shape, Stored
+from glmspec.network.config import RankTensor, field_name, tensors_of
+from glmspec.network.formats import BLOCK, FORMATS, ITEM_BYTES
+from glmspec.network.shards import Layout
 
 _CHUNK = 1 << 25  # bytes of a matrix handled at once, where its format allows cutting it
 
@@ -70,9 +70,9 @@ class Weight:
         """The name of the tensor that holds one of its fields."""
         return field_name(self.name, suffix)
 
-    def outputs(self, rank: int) -> dict[str, Held]:
+    def outputs(self, rank: int) -> dict[str, RankTensor]:
         """The tensors a rank holds of it, by field."""
-        return held(self.name, self.dims, self.format, self.layout, self.inputs is not None, rank)
+        return tensors_of(self.name, self.dims, self.format, self.layout, self.inputs is not None, rank)
 
     def places(self, rank: int, part: Part, block: Block) -> Iterator[tuple[str, int, np.ndarray]]:
         """What a rank takes of a finished part: field, byte offset in the field's tensor, rows."""

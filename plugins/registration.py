@@ -14,9 +14,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from glmspec.build.errors import MissingCapability
-from glmspec.build.network.graph import Network, Tensor
-from glmspec.build.trt import DATA_TYPES
+from glmspec.core.errors import MissingCapability
+from glmspec.network.graph import Network, Tensor
+from glmspec.network.trt import DATA_TYPES
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import Compiled, Variant, compile_variant, triton, variant_of
 from glmspec.plugins.spec import UNKNOWN, NoPlugin, Plugin, dims, value
@@ -40,7 +40,7 @@ def author(net: Network, op: str, inputs: Sequence[Tensor], attributes: Mapping[
     if plugged is None:
         return []
     try:
-        return list(plugged(Authored(net, net.form.plugins), *inputs, **attributes))
+        return list(plugged(Authored(net, net.config.plugins), *inputs, **attributes))
     except NoPlugin:
         return []
 
@@ -68,7 +68,7 @@ class Authored:
 
     def reshape(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """A shuffle layer."""
-        from glmspec.build.network import ops
+        from glmspec.network import ops
 
         return ops.reshape(x, dims)
 

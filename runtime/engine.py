@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.illegal import IllegalIds
-from glmspec.build.configs.limits import CONTEXT, EngineLimits
-from glmspec.build.directory import EngineDirectory
-from glmspec.build.errors import EngineError
-from glmspec.build.models.acceptance import DraftLaw, acceptance_of
-from glmspec.build.models.mtp import Mtp
-from glmspec.build.models.registry import model_of
-from glmspec.build.network.form import Form
-from glmspec.build.progress import Progress
 from glmspec.convert.checkpoint import Checkpoint
-from glmspec.convert.files import sha256
+from glmspec.core.errors import EngineError
+from glmspec.core.files import sha256
+from glmspec.core.progress import Progress
+from glmspec.models.acceptance import DraftLaw, acceptance_of
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.illegal import IllegalIds
+from glmspec.models.mtp import Mtp
+from glmspec.models.registry import model_of
+from glmspec.network.config import NetworkConfig
+from glmspec.network.limits import CONTEXT, EngineLimits
 from glmspec.runtime.accept import BLOCK, STANDARD, Acceptance
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, prepare
 from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.cost_table import MadeFor
+from glmspec.runtime.directory import EngineDirectory
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.model import Model
 from glmspec.runtime.profile import Machinery
@@ -111,9 +111,9 @@ class Engine:
         record = self.directory.model(name)
         q = record["build_config"]["q"]
         tree = acceptance_of(self.verifier.config, name, DraftLaw(**q) if q else None)
-        form = Form(compute=record["build_config"]["compute"])
+        net_config = NetworkConfig(compute=record["build_config"]["compute"])
         digest = record["networks"][CONTEXT]["sha256"]
-        return Model(self.verifier.config, self.limits, form, [{}], tree=tree, network_sha256=digest)
+        return Model(self.verifier.config, self.limits, net_config, [{}], tree=tree, network_sha256=digest)
 
     def _shared(self, name: str) -> torch.Tensor:
         """A whole weight of the verifier, in the compute dtype: on one rank its own tensor and no second copy."""
@@ -190,7 +190,7 @@ def _model(
     return Model(
         config,
         EngineLimits(**build["limits"]),
-        checkpoint.form(build["compute"]),
+        checkpoint.net_config(build["compute"]),
         [checkpoint.tensors(rank) | (shared[rank] if shared else {}) for rank in ranks],
         tree=tree or model_of(config, taps, **chosen, illegal=illegal),
         network_sha256=record["networks"][CONTEXT]["sha256"],

@@ -19,9 +19,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from glmspec.build.errors import RequestError
-from glmspec.build.progress import Progress
-from glmspec.convert.files import ENGINES, check_output, json_bytes, producer, sha256, write_output
+from glmspec.core.errors import RequestError
+from glmspec.core.files import ENGINES, check_output, json_bytes, producer, sha256, write_output
+from glmspec.core.progress import Progress
 from glmspec.runtime.answers import Kept, Printed, kept_answers
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.job import Job
@@ -31,7 +31,7 @@ from glmspec.runtime.settings import request_of
 from glmspec.runtime.stats import SpecStats
 from glmspec.runtime.terminal import converse, text_request, watch
 
-MOST_TOKENS = 2**31  # of any vocabulary
+MAX_TOKENS = 2**31  # of any vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def generate(load: Callable[[], Engine], wanted: Wanted, progress: Progress) -> 
             raise RequestError(f"{path}: found something else, expected a file or a name for one")
         if path is not None:
             check_output(path)
-    request_of([0], wanted.settings, None).sampling.check(MOST_TOKENS)  # before anything is loaded
+    request_of([0], wanted.settings, None).sampling.check(MAX_TOKENS)  # before anything is loaded
     with progress.stage("Loading engines"):
         engine = load()
     console = Console(highlight=False)

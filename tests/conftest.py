@@ -11,9 +11,9 @@ from support.compiled import keep_compiled
 from support.models import ASSETS, GOLDENS
 from support.shared import Shared
 
-from glmspec.build.configs.target import TARGETS
-from glmspec.build.engine import Options, build_engines
-from glmspec.build.progress import Progress
+from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.target import TARGETS
+from glmspec.core.progress import Progress
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -46,7 +46,7 @@ def tiny_engines(shared) -> Path:
 
 def build_tiny(out: Path) -> None:
     drafters = [ASSETS / "tiny-dspark", ASSETS / "tiny-dflash2"]
-    build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], Options(), out, Progress())
+    build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], BuildOptions(), out, Progress())
 
 
 @pytest.fixture(scope="session")
@@ -57,4 +57,4 @@ def golden_engines(shared) -> Path:
 
 def build_golden(out: Path) -> None:
     drafters = [GOLDENS / "checkpoints" / name for name in ("dspark", "dflash2", "dspark_redvocab")]
-    build_engines(GOLDENS / "checkpoints" / "verifier", drafters, TARGETS["cpu"], Options(), out, Progress())
+    build_engines(GOLDENS / "checkpoints" / "verifier", drafters, TARGETS["cpu"], BuildOptions(), out, Progress())

@@ -11,19 +11,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from glmspec.build.configs.limits import GENERATION
-from glmspec.build.configs.target import PROXY_CAPABILITY, PROXY_PACKAGE
 from glmspec.build.deployment import Deployment
-from glmspec.build.errors import NetworkError
 from glmspec.build.member import Member
-from glmspec.build.models.layer_group import LayerGroup
-from glmspec.build.network.graph import Network
-from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
-from glmspec.build.trt import Backend, backend
+from glmspec.build.target import PROXY_CAPABILITY, PROXY_PACKAGE
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault
+from glmspec.core.errors import NetworkError
+from glmspec.models.layer_group import LayerGroup
+from glmspec.network.graph import Network
+from glmspec.network.limits import GENERATION
+from glmspec.network.reader import read
+from glmspec.network.trt import Backend, backend
 
 _RECORD = {"plan_bytes", "sha256"}
 _ADVICE = "Report it, with --json's output."
@@ -95,12 +95,12 @@ def units(deployment: Deployment, group_layers: int | None) -> Iterator[Unit]:
 def author(deployment: Deployment, unit: Unit, proxy: Backend) -> Network:
     """A unit's network: composed experts, since the proxy's GPU has no layer for them, and every size fixed."""
     member, limits = unit.member, deployment.limits
-    form = replace(deployment.form(member, GENERATION), moe="composed", sizes=bucket(deployment, member))
+    net_config = replace(deployment.net_config(member, GENERATION), moe="composed", sizes=bucket(deployment, member))
     model = member.model
     if unit.layers is not None:
         rows = member.index_topk(limits)
         model = LayerGroup(member.config, member.taps, unit.layers, rows, hidden=member.hidden, illegal=member.illegal)
-    return model.author(limits, form, proxy)
+    return model.author(limits, net_config, proxy)
 
 
 def bucket(deployment: Deployment, member: Member) -> dict[str, int]:

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from glmspec.build.configs.limits import CONTEXT
-from glmspec.build.layers.basic import EXPERT_START, VOCABULARY_START
 from glmspec.build.member import Member
-from glmspec.build.network.reader import Graph, Node
-from glmspec.build.network.shards import Mapping, layout_of
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
+from glmspec.models.layers.basic import EXPERT_START, VOCABULARY_START
+from glmspec.network.limits import CONTEXT
+from glmspec.network.reader import Graph, Node
+from glmspec.network.shards import Mapping, layout_of
 
 PART, COLUMNS, TERM = "part", "columns", "term"
 _FLOATS = ("float32", "bfloat16")
@@ -53,14 +53,14 @@ def check(case: Case, _) -> Checked:
 
 def divided_inputs(member: Member, case: Case, mapping: Mapping) -> dict[str, str]:
     """Inputs that differ from rank to rank: name -> PART, or COLUMNS for weights divided along what is summed over."""
-    form = case.deployment.form(member, CONTEXT)
+    net_config = case.deployment.net_config(member, CONTEXT)
     states = {VOCABULARY_START: PART, EXPERT_START: PART}
     for weight in member.model.weights():
-        whole = weight.whole(form.compute)
+        whole = weight.whole(net_config.compute)
         layout = layout_of(whole, mapping)
         if layout.box(0) != layout.box(mapping.tp - 1):
             state = COLUMNS if layout.split.axis == "columns" else PART
-            states |= {spec.name: state for spec in form.specs(whole).values()}
+            states |= {spec.name: state for spec in net_config.specs(whole).values()}
     return states
 
 

@@ -14,19 +14,21 @@ from support.cli import refused
 from support.models import ASSETS, GOLDENS, random_verifier
 from support.records import flips, rewrite
 
-from glmspec.build import bundle, machine
+from glmspec.build import bundle
+from glmspec.build import target as targets
 from glmspec.build.compile_plugins import compile_plugins, full_model
-from glmspec.build.configs.target import TARGETS
-from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import GlmspecError, MissingCapability
-from glmspec.build.progress import Progress
+from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
-from glmspec.convert import files, sealed
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.hf import write_hf
-from glmspec.convert.sealed import seal_of
 from glmspec.convert.writer import Run
+from glmspec.core import files, sealed
+from glmspec.core.errors import GlmspecError, MissingCapability
+from glmspec.core.progress import Progress
+from glmspec.core.sealed import seal_of
+from glmspec.network.machine import Machine
 from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
 from glmspec.runtime.engine import Engine
 from glmspec.triton_repo.repository import open_repository, write_repository
@@ -60,7 +62,7 @@ def hf(home) -> Path:
 @pytest.fixture(scope="module")
 def engines(home) -> Path:
     """Built from a converted verifier, with a drafter, acceptance networks and a tokenizer."""
-    drawn = Options(draft_sampling="probabilistic", max_num_seqs=2, max_model_len=64)
+    drawn = BuildOptions(draft_sampling="probabilistic", max_num_seqs=2, max_model_len=64)
     source = home / "golden"
     shutil.copytree(VERIFIER, source)
     for name in TEXTS:
@@ -79,8 +81,8 @@ def repository(home, engines) -> Path:
 def prepared(home) -> Path:
     """A bundle: what is built where TensorRT is not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "this_machine", lambda package: machine.Machine(None, None))
-        options = Options(max_num_seqs=2, max_model_len=64, plugins="off")
+        patch.setattr(targets, "this_machine", lambda package: Machine(None, None))
+        options = BuildOptions(max_num_seqs=2, max_model_len=64, plugins="off")
         left = build_engines(home / "source", (), TARGETS["b200"], options, home / "bundle", Progress(), check=False)
         assert "a bundle" in left
     return home / "bundle"
@@ -306,7 +308,7 @@ def test_a_repository_is_verified_with_what_it_serves(engines, tmp_path):
 
 
 def test_weights_too_large_to_hash_are_loaded_only_at_their_size(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("glmspec.convert.sealed.HASHED_AT_LOAD", 0)
+    monkeypatch.setattr("glmspec.core.sealed.HASHED_AT_LOAD", 0)
     folder = Path(shutil.copytree(checkpoint, tmp_path / "ck"))
     read_checkpoint(folder).check_loaded()
     path = folder / "rank0.safetensors"
@@ -335,7 +337,7 @@ def test_the_bar_moves_inside_a_part(request, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(files, "_CHUNK", 1 << 12)
     bars, folder = Bars(), request.getfixturevalue("hf" if kind == "hf" else "checkpoint")
     if kind == "engine":
-        small = Options(max_num_seqs=2, max_model_len=64)
+        small = BuildOptions(max_num_seqs=2, max_model_len=64)
         build_engines(folder, (), TARGETS["cpu"], small, tmp_path / "out", bars, check=False)
     else:
         verify_folder(folder, bars)
@@ -357,6 +359,6 @@ def test_every_checkpoint_is_hashed_once_and_named_once(engines, checkpoint, tmp
     assert len(read) == len(set(read))
     read.clear()
     out = tmp_path / "out"
-    small = Options(max_num_seqs=2, max_model_len=64)
+    small = BuildOptions(max_num_seqs=2, max_model_len=64)
     build_engines(checkpoint, (), TARGETS["cpu"], small, out, Progress(), check=False)
     assert read.count(checkpoint / "rank0.safetensors") == 1

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from glmspec.build.errors import MissingCapability
 from glmspec.convert import formats, kernels, on_device
 from glmspec.convert.formats import Block, amax, convert, plain, to_float32
+from glmspec.core.errors import MissingCapability
 
 DTYPES = ["float32", "bfloat16"]
 

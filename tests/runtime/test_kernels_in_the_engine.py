@@ -17,9 +17,9 @@ import torch
 from support.faces import remember_builtins
 from support.models import ASSETS, edit_checkpoint
 
-from glmspec.build.configs.target import TARGETS
-from glmspec.build.engine import Options, build_engines
-from glmspec.build.progress import Progress
+from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.target import TARGETS
+from glmspec.core.progress import Progress
 from glmspec.plugins import OPS
 from glmspec.plugins.launch import Launcher
 from glmspec.plugins.spec import NoPlugin
@@ -46,7 +46,7 @@ def engines(tmp_path_factory) -> Path:
     out = home / "engines"
     verifier = edit_checkpoint(ASSETS / "tiny-verifier", home / "verifier", config={"index_topk": INDEX_TOPK})
     folders = tuple(ASSETS / f"tiny-{name}" for name in DRAFTERS)
-    options = Options(max_num_seqs=2, max_model_len=128, draft_sampling="probabilistic")
+    options = BuildOptions(max_num_seqs=2, max_model_len=128, draft_sampling="probabilistic")
     build_engines(verifier, folders, TARGETS["cpu"], options, out, Progress(), check=False)
     return out
 

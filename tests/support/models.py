@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.layers.paged import WHOLE
-from glmspec.build.models.dflash import BlockAttention
-from glmspec.build.network.form import Form
 from glmspec.build.validate.twin import stable_topk as stable_topk
 from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import weights_of
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.dflash import BlockAttention
+from glmspec.models.layers.paged import WHOLE
+from glmspec.network.config import NetworkConfig
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -147,7 +147,7 @@ def whole_contexts() -> Iterator[None]:
 def load_verifier(folder: Path, out: Path, limits: EngineLimits = LIMITS, **options: Any) -> Model:
     """A verifier on the reference executor, float32."""
     checkpoint, weights = convert_and_load(folder, out)
-    return Model(checkpoint.config, limits, Form(compute="float32"), [weights], **options)
+    return Model(checkpoint.config, limits, NetworkConfig(compute="float32"), [weights], **options)
 
 
 def edit_checkpoint(source: Path, out: Path, *, config: dict | None = None, drop=(), add: dict | None = None) -> Path:

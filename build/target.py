@@ -1,0 +1,117 @@
+"""The GPUs an engine can be built for, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glmspec.core.errors import EngineError, MissingCapability
+from glmspec.network.machine import this_machine
+from glmspec.network.trt import Backend, backend
+
+GB = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One row of the table. package: the TensorRT that builds for it, None where the reference executor runs the
+    network itself. compute_capability: TensorRT's name. memory: bytes of one GPU, None for the host's. bandwidth: its
+    bytes a second; flops: dense bfloat16 ones a second (as NVIDIA states them, 0 where nobody plans with them). moe:
+    form of the experts in steps of blocks (see `NetworkConfig`). The rest are defaults for options left out."""
+
+    name: str
+    description: str
+    package: str | None
+    compute_capability: str | None
+    memory: int | None
+    bandwidth: float
+    flops: float
+    moe: str
+    compute: str  # dtype
+    page_size: int  # context rows a page
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    segment_rows: int
+
+    @property
+    def usable_memory(self) -> int | None:
+        """Bytes that an engine may plan with: the CUDA context, NCCL's buffers and fragmentation take some."""
+        return None if self.memory is None else int(0.92 * self.memory)
+
+
+def _gpu(
+    name: str, description: str, package: str, capability: str, memory: int, bandwidth: float, flops: float, moe: str
+) -> Target:
+    return Target(
+        name=name,
+        description=description,
+        package=package,
+        compute_capability=capability,
+        memory=memory * GB,
+        bandwidth=bandwidth,
+        flops=flops,
+        moe=moe,
+        compute="bfloat16",
+        page_size=64,
+        max_model_len=131_072,
+        max_num_seqs=16,
+        max_num_batched_tokens=512,
+        segment_rows=32,
+    )
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target(
+            name="cpu",
+            description="the reference executor in PyTorch, any machine",
+            package=None,
+            compute_capability=None,
+            memory=None,
+            bandwidth=0.0,
+            flops=0.0,
+            moe="composed",
+            compute="float32",
+            page_size=16,
+            max_model_len=4096,
+            max_num_seqs=8,
+            max_num_batched_tokens=512,
+            segment_rows=32,
+        ),
+        _gpu(
+            "rtx-pro-6000",
+            "RTX PRO 6000 Blackwell, built ahead of time on any machine",
+            "tensorrt_rtx",
+            "SM120",
+            96,
+            1.79e12,
+            0.50e15,
+            "composed",
+        ),
+        _gpu("b200", "B200, finished on a machine with that GPU", "tensorrt", "SM100", 180, 8e12, 2.25e15, "layer"),
+        _gpu("b300", "B300, finished on a machine with that GPU", "tensorrt", "SM103", 288, 8e12, 2.25e15, "layer"),
+        _gpu("h200", "H200, finished on a machine with that GPU", "tensorrt", "SM90", 141, 4.8e12, 0.99e15, "composed"),
+    )
+}
+# What networks for a GPU that cannot be built for here are compiled for instead, to see that they compile.
+PROXY_PACKAGE, PROXY_CAPABILITY = "tensorrt_rtx", "SM120"
+
+
+def compiler_for(target: Target) -> Backend | None:
+    """The TensorRT that compiles for the target on this machine; None when it is not here, or its GPU is not.
+    Raises `EngineError` when the GPU is another one, `MissingCapability` when no TensorRT at all is here."""
+    if target.package in (None, PROXY_PACKAGE):
+        try:
+            return backend(target.package)
+        except MissingCapability as error:
+            raise MissingCapability(f"--target {target.name} ({target.description}): {error}") from None
+    machine = this_machine(target.package)
+    if machine.version is None or machine.compute_capability is None:
+        return None
+    if machine.compute_capability != target.compute_capability:
+        raise EngineError(
+            f"--target {target.name}: needs a GPU of {target.compute_capability}, and this machine's is "
+            f"{machine.compute_capability}. Build where that GPU is, or choose another target."
+        )
+    return backend(target.package)

@@ -1,0 +1,21 @@
+"""What TensorRT 11 and TensorRT-RTX 1.7 take, as data: measured with their builders, or, where marked, documented.
+
+`validate` holds every network against this table; the rest of glmspec stays within it.
+"""
+
+from __future__ import annotations
+
+MAX_TOPK = 3840  # K of a TopK layer
+MAX_ELEMENTS = 2**31 - 1  # of one tensor of a step, as kernels count them
+MAX_AXES = 8  # of one tensor
+KV_CACHE_DTYPES = ("float32", "float16", "bfloat16")  # of an in-place cache update: FP8 and INT8 are refused
+# What float8 and float4 tensors may feed. (Everything else wants them dequantized.)
+QUANTIZED_READERS = ("DEQUANTIZE", "CONCATENATION", "SHUFFLE", "SHAPE", "IDENTITY", "PLUGIN", "PLUGIN_V2", "PLUGIN_V3")
+MOE_CAPABILITIES = ("SM100", "SM103", "SM110")  # GPUs that have the mixture-of-experts layer (documented)
+# Data types that a GPU multiplies natively (documented): a network with others is dequantized first, slowly.
+NATIVE_PRODUCTS = {
+    "SM90": ("float32", "bfloat16", "fp8", "fp8_block"),
+    "SM100": ("float32", "bfloat16", "fp8", "fp8_block", "nvfp4"),
+    "SM103": ("float32", "bfloat16", "fp8", "fp8_block", "nvfp4"),
+    "SM120": ("float32", "bfloat16", "fp8", "fp8_block", "nvfp4"),
+}
