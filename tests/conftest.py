@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.compiled import keep_compiled
+from support.engines import keep_networks
 from support.models import ASSETS, GOLDENS
 from support.shared import Shared
 
@@ -28,6 +29,20 @@ def shared(tmp_path_factory) -> Iterator[Shared]:
     made = Shared(tmp_path_factory)
     yield made
     made.check()
+
+
+@pytest.fixture(scope="session")
+def networks() -> dict:
+    """Networks of engine directories that were loaded in this process."""
+    return {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def networks_once(networks) -> Iterator[None]:
+    """An engine directory's network is authored and read once a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        keep_networks(networks, patch)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
