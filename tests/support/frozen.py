@@ -16,6 +16,8 @@ from typing import Any
 
 import click
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from glmspec.build.cli import main
 from glmspec.build.configs.target import TARGETS
@@ -24,7 +26,7 @@ from glmspec.build.kernels import kernels_of
 from glmspec.build.network.reader import read
 from glmspec.build.trt import Backend, backend
 from support.cli import run
-from support.models import ASSETS, DATA, GOLDENS
+from support.models import ASSETS, DATA, GOLDENS, edit_checkpoint
 from support.tensorrt_stand_in import networks_with_plugins
 
 FROZEN = DATA / "frozen.json"
@@ -173,6 +175,9 @@ CONVERSIONS = (
     *(f"ASSETS/tiny-verifier --quant {quant} --tp {tp}" for quant in ("auto", "bf16", "nvfp4") for tp in (1, 2)),
     "ASSETS/tiny-verifier --quant fp8",
     "ASSETS/tiny-verifier --quant nvfp4 --tp 2 --ep 2",
+    "ASSETS/tiny-verifier --quant nvfp4 --calibration TMP/amax.json",
+    "TMP/wide --quant fp8",
+    "TMP/wide --quant nvfp4",
     "ASSETS/tiny-verifier --format hf",
     "ASSETS/tiny-verifier --format hf --quant fp8",
     "ASSETS/tiny-verifier --format hf --quant nvfp4",
@@ -188,9 +193,24 @@ CONVERSIONS = (
 
 def converted(line: str, home: Path) -> dict[str, str]:
     """The SHA-256 of every file of weights of a conversion, by name. home: an empty folder."""
-    result = run("convert", *(_placed(word, PLACES) for word in line.split()), "-o", home / "out", "-q")
+    if "TMP" in line:
+        _write_wide(home)
+    result = run(
+        "convert", *(_placed(word, {**PLACES, "TMP": home}) for word in line.split()), "-o", home / "out", "-q"
+    )
     assert result.exit_code == 0, result.output
     return {path.name: sha256(path.read_bytes()) for path in sorted((home / "out").glob("*.safetensors"))}
+
+
+def _write_wide(home: Path) -> None:
+    """A verifier whose matrices span all magnitudes, zeros among them, so that scales meet their limits; and a largest
+    activation of every matrix of its experts."""
+    tensors = load_file(ASSETS / "tiny-verifier" / "model.safetensors")
+    experts = [name.removesuffix(".weight") for name in sorted(tensors) if ".mlp.experts." in name]
+    (home / "amax.json").write_text(json.dumps({module: 1 + at / 7 for at, module in enumerate(experts)}))
+    group = {name: torch.arange(x.shape[-1]) // 16 for name, x in tensors.items() if x.dim() == 2}
+    wide = {name: tensors[name] * (2.0 ** -(5 * at % 32)) * (at % 4 != 1) for name, at in group.items()}
+    edit_checkpoint(ASSETS / "tiny-verifier", home / "wide", add={name: x.bfloat16() for name, x in wide.items()})
 
 
 # -- networks -------------------------------------------------------------------------------------
