@@ -18,9 +18,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from glmspec.build.configs.fields import Fields
-from glmspec.build.configs.illegal import IllegalIds
-from glmspec.build.configs.target import TARGETS, Target
 from glmspec.build.deployment import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, Deployment
 from glmspec.build.directory import CHOICES, CONTRACT, WEIGHTS, limits_of
 from glmspec.build.engine_writer import (
@@ -33,21 +30,24 @@ from glmspec.build.engine_writer import (
     write_engines,
     written_weights,
 )
-from glmspec.build.errors import EngineError, MissingCapability
 from glmspec.build.kernels import graphs_of, kernels_of
 from glmspec.build.machine import compiler_for, this_machine
 from glmspec.build.member import Member
-from glmspec.build.models.acceptance import DraftLaw
-from glmspec.build.network.contract import Contract
-from glmspec.build.progress import Progress
-from glmspec.build.trt import Backend
+from glmspec.build.target import TARGETS, Target
 from glmspec.build.validate.report import Report
 from glmspec.convert.checkpoint import Checkpoint, built_for
-from glmspec.convert.files import BUNDLE, ENGINES, producer, write_json
-from glmspec.convert.folders import new_folder, refuse_to_replace
 from glmspec.convert.origin import name_of
-from glmspec.convert.sealed import check_files, check_shape, kind_of, open_sealed, write_sealed
 from glmspec.convert.tokenizer import check_tokenizer
+from glmspec.core.errors import EngineError, MissingCapability
+from glmspec.core.fields import Fields
+from glmspec.core.files import BUNDLE, ENGINES, producer, write_json
+from glmspec.core.folders import new_folder, refuse_to_replace
+from glmspec.core.progress import Progress
+from glmspec.core.sealed import check_files, check_shape, kind_of, open_sealed, write_sealed
+from glmspec.models.acceptance import DraftLaw
+from glmspec.models.configs.illegal import IllegalIds
+from glmspec.network.contract import Contract
+from glmspec.network.trt import Backend
 
 PLUGINS = "plugins"
 _AGAIN = "Prepare the bundle again."

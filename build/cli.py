@@ -35,9 +35,9 @@ from glmspec.build.cli_options import (
     sizes,
 )
 from glmspec.build.cli_serving import generate, repo, serve
-from glmspec.build.configs.kinds import check_config, check_configs
-from glmspec.build.configs.target import TARGETS
-from glmspec.build.errors import GlmspecError
+from glmspec.build.target import TARGETS
+from glmspec.core.errors import GlmspecError
+from glmspec.models.configs.kinds import check_config, check_configs
 
 # A table for people, and the same for programs.
 as_json = section(

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from glmspec.build.errors import GlmspecError, os_error_text
+from glmspec.core.errors import GlmspecError, os_error_text
 
 _HUB_ID = re.compile(r"(?:https?://huggingface\.co/|hf://)?([\w.-]+/([\w.-]+))/?")
 _COUNT = re.compile(r"(\d+)|(\d+(?:\.\d+)?)([km])|(\d+)([KM])")
@@ -99,7 +99,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command with its `Progress` in `ctx.obj`; what ends it is in the log too."""
-        from glmspec.build.progress import RichProgress
+        from glmspec.core.progress import RichProgress
 
         self._refuse_one_file_twice(ctx)
         quiet, verbose, log = (ctx.params.pop(name) for name in ("quiet", "verbose", "log_file"))
@@ -179,8 +179,8 @@ class Commands(click.Group):
 
 def _is_ours(path: Path) -> bool:
     """Whether a file is one of those that a record of ours keeps the digest of, or the record."""
-    from glmspec.convert.files import produced
-    from glmspec.convert.sealed import MANIFEST
+    from glmspec.core.files import produced
+    from glmspec.core.sealed import MANIFEST
 
     for home in path.parents if path.exists() else ():
         for record_file in (home / "config.json", home / MANIFEST):
@@ -215,7 +215,7 @@ def result(text: str) -> None:
 
 def write_json_to(path: Path, value: Any) -> None:
     """A JSON file, or standard output for "-"."""
-    from glmspec.convert.files import json_bytes, write_output
+    from glmspec.core.files import json_bytes, write_output
 
     if str(path) == "-":
         result(json.dumps(value, indent=2))
@@ -224,7 +224,7 @@ def write_json_to(path: Path, value: Any) -> None:
 
 
 def _versions() -> str:
-    from glmspec.build.versions import versions
+    from glmspec.core.versions import versions
 
     return ", ".join(f"{name} {number or 'none'}" for name, number in versions().items())
 

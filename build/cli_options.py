@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from glmspec.build.cli_base import FILE, PLACE, WRITTEN, Count, section
-from glmspec.build.configs.target import TARGETS
+from glmspec.build.target import TARGETS
 
 DTYPES = click.Choice(["float32", "bfloat16"])
 RECIPES = click.Choice(["auto", "bf16", "fp8", "nvfp4"])

@@ -18,15 +18,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from glmspec.build.configs.target import TARGETS, Target
 from glmspec.build.deployment import PLUGINS_OFF, Deployment
-from glmspec.build.errors import ConfigError
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS, Target
 from glmspec.build.validate.case import Case
-from glmspec.convert.files import KERNELS, producer
-from glmspec.convert.folders import new_folder
-from glmspec.convert.sealed import digests, write_sealed
+from glmspec.core.errors import ConfigError
+from glmspec.core.files import KERNELS, producer
+from glmspec.core.folders import new_folder
+from glmspec.core.progress import Progress
+from glmspec.core.sealed import digests, write_sealed
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import SMS, Compiled, Variant, compile_all, write_compiled
 from glmspec.plugins.spec import COMPUTE

@@ -9,27 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.kinds import parse_config
-from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits
-from glmspec.build.configs.target import Target
-from glmspec.build.configs.tensorrt import KV_CACHE_DTYPES
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import ConfigError
 from glmspec.build.member import MTP, VERIFIER, Implied, Member, Origin
-from glmspec.build.models.acceptance import NETWORKS, rejecting
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network
-from glmspec.build.network.shards import Mapping
-from glmspec.build.trt import Backend
+from glmspec.build.target import Target
 from glmspec.convert.checkpoint import Checkpoint, config_of, is_converted, read_checkpoint
 from glmspec.convert.conversion import plan_conversion, plan_source
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Options as Conversions
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.tokenizer import known_ids
+from glmspec.core.errors import ConfigError
+from glmspec.core.fields import read_json
+from glmspec.models.acceptance import NETWORKS, rejecting
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.models.configs.kinds import parse_config
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.network.form import Form
+from glmspec.network.graph import Network
+from glmspec.network.limits import CONTEXT, GENERATION, EngineLimits
+from glmspec.network.shards import Mapping
+from glmspec.network.trt import Backend
+from glmspec.network.trt_limits import KV_CACHE_DTYPES
 
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"  # how drafts are chosen
 PLUGINS_AUTO, PLUGINS_ON, PLUGINS_OFF = "auto", "on", "off"  # whether plugins stand in for TensorRT's layers

@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.bundle import open_bundle
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import Dialect
-from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.kinds import Config, parse_config
 from glmspec.build.directory import EngineDirectory
-from glmspec.build.errors import GlmspecError
 from glmspec.build.kernels import open_kernels
 from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.conversion import Conversion, plan_source
-from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, HF_CHECKPOINT, KERNELS, REPOSITORY
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.names import Options
 from glmspec.convert.recipe import RECIPES
-from glmspec.convert.sealed import MANIFEST, kind_of, open_manifest
 from glmspec.convert.source import INDEX, SINGLE, Source
 from glmspec.convert.storage import field_of, weights_of
 from glmspec.convert.writer import cut, file_part
+from glmspec.core.errors import GlmspecError
+from glmspec.core.fields import read_json
+from glmspec.core.files import BUNDLE, CHECKPOINT, ENGINES, HF_CHECKPOINT, KERNELS, REPOSITORY
+from glmspec.core.sealed import MANIFEST, kind_of, open_manifest
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.drafter_dialects import Dialect
+from glmspec.models.configs.kinds import Config, parse_config
 
 Record = dict[str, Any]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from glmspec.build.configs.fields import Fields, read_json
-from glmspec.build.configs.illegal import IllegalIds
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.errors import EngineError, MissingCapability
 from glmspec.build.machine import Machine, this_machine
 from glmspec.convert.checkpoint import Checkpoint, built_for
-from glmspec.convert.files import BUNDLE, ENGINES
-from glmspec.convert.sealed import check_files, check_shape, kind_of, open_sealed
+from glmspec.core.errors import EngineError, MissingCapability
+from glmspec.core.fields import Fields, read_json
+from glmspec.core.files import BUNDLE, ENGINES
+from glmspec.core.sealed import check_files, check_shape, kind_of, open_sealed
+from glmspec.models.configs.illegal import IllegalIds
+from glmspec.network.limits import EngineLimits
 
 AGAIN = "Build the engine directory again."
 SHAPE = {

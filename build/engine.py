@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glmspec.build.bundle import prepare
-from glmspec.build.configs.target import PROXY_PACKAGE, Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
 from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_engines
 from glmspec.build.kernels import check_plugins
 from glmspec.build.machine import compiler_for
 from glmspec.build.member import MTP
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
-from glmspec.build.progress import Progress
-from glmspec.build.trt import backend
-from glmspec.build.units import size_text
+from glmspec.build.target import PROXY_PACKAGE, Target
 from glmspec.build.validate.run import Wanted, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Conversion
-from glmspec.convert.files import BUNDLE, ENGINES, write_json
-from glmspec.convert.folders import refuse_to_replace, resumable_folder
 from glmspec.convert.terms import Terms
+from glmspec.core.files import BUNDLE, ENGINES, write_json
+from glmspec.core.folders import refuse_to_replace, resumable_folder
+from glmspec.core.progress import Progress
+from glmspec.core.units import size_text
+from glmspec.network.trt import backend
 
 
 def build_engines(

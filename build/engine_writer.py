@@ -24,20 +24,20 @@ from typing import Any
 from glmspec.build.deployment import Deployment
 from glmspec.build.layer_list import layer_lines
 from glmspec.build.member import MTP, VERIFIER, Member
-from glmspec.build.network.contract import Contract
-from glmspec.build.network.reader import read
 from glmspec.build.plan import Built, build_plan
-from glmspec.build.progress import Progress
-from glmspec.build.trt import Backend
 from glmspec.convert.beside import TEXT, copy_files, matching
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Conversion
-from glmspec.convert.files import ENGINES, MODEL_ENGINE, producer, sha256, write_bytes, write_json
 from glmspec.convert.origin import name_of
-from glmspec.convert.sealed import digests, write_sealed
 from glmspec.convert.terms import Terms
 from glmspec.convert.tokenizer import has_tokenizer
 from glmspec.convert.writer import Run
+from glmspec.core.files import ENGINES, MODEL_ENGINE, producer, sha256, write_bytes, write_json
+from glmspec.core.progress import Progress
+from glmspec.core.sealed import digests, write_sealed
+from glmspec.network.contract import Contract
+from glmspec.network.reader import read
+from glmspec.network.trt import Backend
 from glmspec.plugins.registration import compile_kernels
 
 TOKENIZER, LICENCES, REPORT, CHECKPOINTS = "tokenizer", "licenses", "validation.json", "checkpoints"

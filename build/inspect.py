@@ -10,16 +10,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from glmspec.build.bundle import open_bundle
-from glmspec.build.configs.fields import read_json
 from glmspec.build.describe import describe, kind_in
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.kernels import open_kernels
-from glmspec.build.units import size_text
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.command import left_out_lines
-from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
 from glmspec.convert.origin import name_of
 from glmspec.convert.terms import terms_lines
+from glmspec.core.fields import read_json
+from glmspec.core.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
+from glmspec.core.units import size_text
 
 
 def show(folder: Path) -> None:

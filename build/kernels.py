@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.deployment import PLUGINS_OFF, PLUGINS_ON, Deployment
-from glmspec.build.errors import ConfigError
-from glmspec.build.network.reader import Graph, read
-from glmspec.build.trt import Backend
-from glmspec.convert.sealed import check_files, open_sealed
+from glmspec.core.errors import ConfigError
+from glmspec.core.sealed import check_files, open_sealed
+from glmspec.network.reader import Graph, read
+from glmspec.network.trt import Backend
 from glmspec.plugins.compiler import Variant
 from glmspec.plugins.variants import network_variants, regions_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from glmspec.build.network.reader import Graph, Value
+from glmspec.network.reader import Graph, Value
 
 
 def layer_lines(graph: Graph) -> Iterator[str]:

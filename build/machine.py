@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 
-from glmspec.build.configs.target import PROXY_PACKAGE, Target
-from glmspec.build.errors import EngineError, MissingCapability
-from glmspec.build.trt import Backend, backend
+from glmspec.build.target import PROXY_PACKAGE, Target
+from glmspec.core.errors import EngineError, MissingCapability
+from glmspec.network.trt import Backend, backend
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.limits import EngineLimits, Ranges
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.models.acceptance import NETWORKS, DraftLaw, LogitsNetwork, acceptance_of
-from glmspec.build.models.dflash import SHARED_WEIGHTS, DFlash
-from glmspec.build.models.mtp import Mtp
-from glmspec.build.models.registry import model_of
-from glmspec.build.models.verifier import Verifier
-from glmspec.build.network.form import Form, Held
-from glmspec.build.network.shards import Mapping
+from glmspec.models.acceptance import NETWORKS, DraftLaw, LogitsNetwork, acceptance_of
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.dflash import SHARED_WEIGHTS, DFlash
+from glmspec.models.mtp import Mtp
+from glmspec.models.registry import model_of
+from glmspec.models.verifier import Verifier
+from glmspec.network.form import Form, Held
+from glmspec.network.limits import EngineLimits, Ranges
+from glmspec.network.shards import Mapping
 
 VERIFIER, MTP = "verifier", "mtp"
 MTP_DRAFTS = 3  # of an MTP module in a step; later ones seldom stand

@@ -10,17 +10,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from glmspec.build.configs.limits import CONTEXT
-from glmspec.build.configs.tensorrt import MOST_ELEMENTS, NATIVE_PRODUCTS
 from glmspec.build.deployment import Deployment
-from glmspec.build.errors import ConfigError
-from glmspec.build.layers.paged import RING, WHOLE, Kind
 from glmspec.build.member import Member
-from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
-from glmspec.build.network.form import FP4
-from glmspec.build.network.reader import Graph, Value, read
-from glmspec.build.trt import Backend
-from glmspec.build.units import size_text
+from glmspec.core.errors import ConfigError
+from glmspec.core.units import size_text
+from glmspec.models.layers.paged import RING, WHOLE, Kind
+from glmspec.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
+from glmspec.network.form import FP4
+from glmspec.network.limits import CONTEXT
+from glmspec.network.reader import Graph, Value, read
+from glmspec.network.trt import Backend
+from glmspec.network.trt_limits import MOST_ELEMENTS, NATIVE_PRODUCTS
 
 _BITS = {FP4: 4, "float8_e4m3fn": 8, "bool": 8, "bfloat16": 16, "float16": 16, "int32": 32, "float32": 32, "int64": 64}
 # Layers whose output is their input seen differently, or written in place.

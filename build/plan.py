@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from glmspec.build.configs.limits import Ranges
-from glmspec.build.errors import NetworkError
-from glmspec.build.network.graph import Network
+from glmspec.core.errors import NetworkError
+from glmspec.network.graph import Network
+from glmspec.network.limits import Ranges
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from glmspec.build.bundle import checkpoints_of, open_bundle
 from glmspec.build.directory import EngineDirectory
-from glmspec.build.errors import GlmspecError
 from glmspec.build.kernels import open_kernels
-from glmspec.build.progress import Progress
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
-from glmspec.convert.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
-from glmspec.convert.sealed import MANIFEST, check_digest, kind_of, open_manifest
+from glmspec.core.errors import GlmspecError
+from glmspec.core.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
+from glmspec.core.progress import Progress
+from glmspec.core.sealed import MANIFEST, check_digest, kind_of, open_manifest
 
 
 def verify_folder(folder: Path, progress: Progress) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from glmspec.build.errors import CheckpointError
-from glmspec.build.network.formats import QUANTIZED
 from glmspec.convert.declared import DYNAMIC, NONE, STATIC, Scheme
 from glmspec.convert.source import Source
 from glmspec.convert.storage import Stored
+from glmspec.core.errors import CheckpointError
+from glmspec.network.formats import QUANTIZED
 
 _SPOKEN = {
     "fp8_block": "FP8 with 128x128 block scales",

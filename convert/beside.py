@@ -14,8 +14,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from glmspec.convert.files import write_bytes
-from glmspec.convert.sealed import MANIFEST
+from glmspec.core.files import write_bytes
+from glmspec.core.sealed import MANIFEST
 
 MASK_EMBEDDINGS = ("mask_embedding.pt", "mask_embedding.safetensors")
 

@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import ConfigError, MissingCapability
-from glmspec.build.network.formats import QUANTIZED
-from glmspec.build.progress import Progress
-from glmspec.convert.files import check_output, json_bytes, write_output
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import EXPERT_MATRICES, weights_of
 from glmspec.convert.tokenizer import has_tokenizer
+from glmspec.core.errors import ConfigError, MissingCapability
+from glmspec.core.fields import read_json
+from glmspec.core.files import check_output, json_bytes, write_output
+from glmspec.core.progress import Progress
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.network.formats import QUANTIZED
 
 _LINEAR = re.compile(r"(.*)\.input_quantizer\._amax")
 _EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)_input_quantizer\._amax")

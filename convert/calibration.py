@@ -12,10 +12,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from glmspec.build.configs.fields import read_json
-from glmspec.build.errors import CheckpointError, ConfigError
-from glmspec.build.network.formats import FP4_MAX, FP8_MAX
 from glmspec.convert.storage import Stored
+from glmspec.core.errors import CheckpointError, ConfigError
+from glmspec.core.fields import read_json
+from glmspec.network.formats import FP4_MAX, FP8_MAX
 
 # The largest magnitude that a format's activation scale of 1 reaches, for formats that have one.
 INPUT_MOST = {"nvfp4": FP4_MAX * FP8_MAX, "fp8": FP8_MAX}

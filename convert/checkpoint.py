@@ -19,19 +19,19 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.fields import Fields
-from glmspec.build.configs.kinds import Config, parse_config
-from glmspec.build.errors import CheckpointError, EngineError
-from glmspec.build.models.registry import checkpoint_specs
-from glmspec.build.network.form import Form, Held, quantized_formats
-from glmspec.build.network.formats import FORMATS
-from glmspec.build.network.shards import Mapping, layout_of
 from glmspec.convert.beside import TEXT, matching
-from glmspec.convert.files import CHECKPOINT
 from glmspec.convert.formats import NUMPY, Block, to_float32
 from glmspec.convert.plan import Weight
-from glmspec.convert.sealed import SEAL, check_digest, check_files, check_shape, check_written, kind_of, open_sealed
+from glmspec.core.errors import CheckpointError, EngineError
+from glmspec.core.fields import Fields
+from glmspec.core.files import CHECKPOINT
+from glmspec.core.sealed import SEAL, check_digest, check_files, check_shape, check_written, kind_of, open_sealed
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.kinds import Config, parse_config
+from glmspec.models.registry import checkpoint_specs
+from glmspec.network.form import Form, Held, quantized_formats
+from glmspec.network.formats import FORMATS
+from glmspec.network.shards import Mapping, layout_of
 
 SHAPE = {
     "architecture": str,

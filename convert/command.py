@@ -6,22 +6,22 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmspec.build.configs.fields import read_json
-from glmspec.build.errors import CheckpointError
-from glmspec.build.network.shards import Mapping
-from glmspec.build.progress import Progress
 from glmspec.convert.calibration import Activations, read_calibration
 from glmspec.convert.conversion import is_written, plan_conversion
-from glmspec.convert.files import sha256
 from glmspec.convert.hf import write_hf
 from glmspec.convert.names import Options
 from glmspec.convert.on_device import require
 from glmspec.convert.origin import name_of
 from glmspec.convert.recipe import RECIPES, read_recipe
-from glmspec.convert.sealed import MANIFEST
 from glmspec.convert.source import SINGLE
 from glmspec.convert.tokenizer import unreadable
 from glmspec.convert.writer import Run
+from glmspec.core.errors import CheckpointError
+from glmspec.core.fields import read_json
+from glmspec.core.files import sha256
+from glmspec.core.progress import Progress
+from glmspec.core.sealed import MANIFEST
+from glmspec.network.shards import Mapping
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from glmspec.build.configs.fields import Fields
-from glmspec.build.errors import ConfigError
-from glmspec.build.network.formats import BLOCK, GROUP
 from glmspec.convert.scheme import (
     CACHED,
     DYNAMIC,
@@ -20,6 +17,9 @@ from glmspec.convert.scheme import (
     ignored,
     unsupported,
 )
+from glmspec.core.errors import ConfigError
+from glmspec.core.fields import Fields
+from glmspec.network.formats import BLOCK, GROUP
 
 _STRATEGIES = {
     (8, "tensor"): "fp8",

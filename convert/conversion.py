@@ -10,29 +10,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.fields import Fields, read_json
-from glmspec.build.configs.kinds import Config, check_config, parse_config
-from glmspec.build.configs.verifier import VerifierConfig, end_token_ids
-from glmspec.build.errors import CheckpointError, ConfigError, GlmspecError
-from glmspec.build.models.dflash import SHARED_WEIGHTS
-from glmspec.build.network.form import Form, Held, quantized_formats
-from glmspec.build.network.formats import QUANTIZED
-from glmspec.build.network.shards import Mapping
 from glmspec.convert.agreement import check_declared
 from glmspec.convert.beside import MASK_EMBEDDINGS, copy_files, matching
 from glmspec.convert.checkpoint import Checkpoint, is_converted, read_checkpoint
-from glmspec.convert.files import CHECKPOINT, PARTIAL, producer, write_json
-from glmspec.convert.folders import resumable_folder
 from glmspec.convert.mask_embedding import take_mask_embedding
 from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
 from glmspec.convert.origin import hashed_size, source_record
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
-from glmspec.convert.sealed import MANIFEST, check_written, digests, open_manifest, open_sealed, write_sealed
 from glmspec.convert.source import Source
 from glmspec.convert.storage import check_formats, weights_of
 from glmspec.convert.writer import JOURNAL, Journal, Run, cut, file_part, write_parts
+from glmspec.core.errors import CheckpointError, ConfigError, GlmspecError
+from glmspec.core.fields import Fields, read_json
+from glmspec.core.files import CHECKPOINT, PARTIAL, producer, write_json
+from glmspec.core.folders import resumable_folder
+from glmspec.core.sealed import MANIFEST, check_written, digests, open_manifest, open_sealed, write_sealed
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.kinds import Config, check_config, parse_config
+from glmspec.models.configs.verifier import VerifierConfig, end_token_ids
+from glmspec.models.dflash import SHARED_WEIGHTS
+from glmspec.network.form import Form, Held, quantized_formats
+from glmspec.network.formats import QUANTIZED
+from glmspec.network.shards import Mapping
 
 AUTO = Options(RECIPES["auto"])
 

@@ -11,9 +11,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.configs.fields import Fields, read_json
-from glmspec.build.errors import ConfigError
-from glmspec.build.network.formats import BLOCK, GROUP
 from glmspec.convert.compressed_tensors import read_compressed_tensors, read_groups
 from glmspec.convert.scheme import (
     CACHED,
@@ -32,6 +29,9 @@ from glmspec.convert.scheme import (
     refuse_set,
     unsupported,
 )
+from glmspec.core.errors import ConfigError
+from glmspec.core.fields import Fields, read_json
+from glmspec.network.formats import BLOCK, GROUP
 
 HF_QUANT = "hf_quant_config.json"
 _CONFIGS = ("quantization_config", "compression_config", "quantization")  # the last is MLX's

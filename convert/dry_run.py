@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.table import Table
 
-from glmspec.build.progress import Progress
 from glmspec.convert.conversion import check_source, plan_source
 from glmspec.convert.hf import plan_hf
 from glmspec.convert.imagined import Imagined
@@ -16,6 +15,7 @@ from glmspec.convert.names import Options, Plan
 from glmspec.convert.source import INDEX, SINGLE, Source
 from glmspec.convert.storage import field_of
 from glmspec.convert.writer import cut, file_part
+from glmspec.core.progress import Progress
 
 
 def dry_run(folder: Path, options: Options, hf: bool, progress: Progress) -> None:

@@ -1,6 +1,6 @@
 """The number formats of weights: how values go in and out.
 
-A `Block` is a matrix [R, C] in one of `build/network/formats.py`'s formats: raw bits by field. Formulas are ModelOpt's
+A `Block` is a matrix [R, C] in one of `network/formats.py`'s formats: raw bits by field. Formulas are ModelOpt's
 (`kernels.py`).
 """
 
@@ -12,8 +12,8 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from glmspec.build.network.formats import BLOCK, FORMATS, FP4_MAX, FP8_MAX, GROUP, QUANTIZED
 from glmspec.convert import on_device
+from glmspec.network.formats import BLOCK, FORMATS, FP4_MAX, FP8_MAX, GROUP, QUANTIZED
 
 # Raw bits: what numpy has no name for is an unsigned integer of the same size.
 NUMPY = {

@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.errors import GlmspecError
-from glmspec.build.network.form import Held
-from glmspec.build.network.formats import QUANTIZED
-from glmspec.build.network.shards import Layout, Mapping, Split
 from glmspec.convert.conversion import Conversion
-from glmspec.convert.files import HF_CHECKPOINT, producer, write_json
 from glmspec.convert.fused import partners
 from glmspec.convert.names import Options, Plan, activation_notes
 from glmspec.convert.plan import Weight, chunks
-from glmspec.convert.sealed import MANIFEST, write_sealed
 from glmspec.convert.source import Source
 from glmspec.convert.storage import Stored, no_weight, weights_of
 from glmspec.convert.writer import Journal, Run
+from glmspec.core.errors import GlmspecError
+from glmspec.core.files import HF_CHECKPOINT, producer, write_json
+from glmspec.core.sealed import MANIFEST, write_sealed
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.network.form import Held
+from glmspec.network.formats import QUANTIZED
+from glmspec.network.shards import Layout, Mapping, Split
 
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.\d+\.(gate|up|down)_proj\.weight")
 _ALGOS = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8_PB_WO"}

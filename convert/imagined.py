@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from glmspec.build.configs.fields import read_json
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import CheckpointError
-from glmspec.build.models.registry import checkpoint_specs
-from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.form import field_name
-from glmspec.build.network.formats import FORMATS
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source, TensorInfo
 from glmspec.convert.storage import EXPERT_MATRICES, FUSED_EXPERTS
+from glmspec.core.errors import CheckpointError
+from glmspec.core.fields import read_json
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.registry import checkpoint_specs
+from glmspec.network.contract import TensorSpec
+from glmspec.network.form import field_name
+from glmspec.network.formats import FORMATS
 
 Shape = tuple[int, ...]
 _MOST_EXPERTS = 1_000_000  # more is a slip of the pen, and fills the memory with names

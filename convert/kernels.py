@@ -17,7 +17,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from glmspec.build.network.formats import BLOCK, GROUP
+from glmspec.network.formats import BLOCK, GROUP
 
 _E4M3 = np.array(
     [

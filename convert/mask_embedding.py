@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.errors import CheckpointError
-from glmspec.build.models.dflash import MASK_EMBEDDING
 from glmspec.convert.beside import MASK_EMBEDDINGS
 from glmspec.convert.source import Source
+from glmspec.core.errors import CheckpointError
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.dflash import MASK_EMBEDDING
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TOKEN = "mask_token_id"

@@ -14,14 +14,6 @@ from typing import Any
 
 import torch
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import CheckpointError
-from glmspec.build.models.dflash import SHARED_WEIGHTS
-from glmspec.build.models.registry import checkpoint_specs
-from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.formats import BLOCK, GROUP, QUANTIZED
-from glmspec.build.network.shards import Layout, Mapping, check_shards, layout_of
 from glmspec.convert.calibration import INPUT_MOST, Activations
 from glmspec.convert.formats import Block, plain
 from glmspec.convert.fused import partners
@@ -39,6 +31,14 @@ from glmspec.convert.storage import (
     stored,
     stored_integers,
 )
+from glmspec.core.errors import CheckpointError
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.dflash import SHARED_WEIGHTS
+from glmspec.models.registry import checkpoint_specs
+from glmspec.network.contract import TensorSpec
+from glmspec.network.formats import BLOCK, GROUP, QUANTIZED
+from glmspec.network.shards import Layout, Mapping, check_shards, layout_of
 
 _LISTED = 8  # names shown in an error before "and N more"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from glmspec.build.errors import MissingCapability
-from glmspec.build.network.formats import FP4_MAX, FP8_MAX, GROUP
+from glmspec.core.errors import MissingCapability
+from glmspec.network.formats import FP4_MAX, FP8_MAX, GROUP
 
 _BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between neighbouring codes; at the odd ones a tie goes up
 

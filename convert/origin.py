@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glmspec.convert.files import sha256
+from glmspec.core.files import sha256
 
 _CHANGED = 1.0  # seconds by which a file may be newer than what was noted of it
 _COMMIT, _SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")

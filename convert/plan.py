@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glmspec.build.network.form import Held, field_name, held
-from glmspec.build.network.formats import BLOCK, FORMATS, ITEM_BYTES
-from glmspec.build.network.shards import Layout
 from glmspec.convert.formats import Block
 from glmspec.convert.storage import Shape, Stored
+from glmspec.network.form import Held, field_name, held
+from glmspec.network.formats import BLOCK, FORMATS, ITEM_BYTES
+from glmspec.network.shards import Layout
 
 _CHUNK = 1 << 25  # bytes of a matrix handled at once, where its format allows cutting it
 

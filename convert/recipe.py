@@ -19,8 +19,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.errors import ConfigError
-from glmspec.build.network.formats import QUANTIZED
+from glmspec.core.errors import ConfigError
+from glmspec.network.formats import QUANTIZED
 
 AUTO = "auto"
 FORMATS = (AUTO, "bfloat16", "fp8_block", "fp8", "nvfp4")

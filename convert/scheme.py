@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, NoReturn
 
-from glmspec.build.configs.fields import Fields
-from glmspec.build.errors import ConfigError
+from glmspec.core.errors import ConfigError
+from glmspec.core.fields import Fields
 
 STATIC, DYNAMIC, NONE, UNSAID = "static", "dynamic", "none", ""
 CACHED = r"(?:[qkv]|kv|qkv|kv_[ab])_proj(?:_with_mqa)?"  # projections whose outputs attention multiplies or caches

@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from glmspec.build.configs.fields import read_json
-from glmspec.build.errors import CheckpointError
 from glmspec.convert.beside import (
     MASK_EMBEDDINGS,
     OTHER_WEIGHTS,
@@ -33,8 +31,10 @@ from glmspec.convert.beside import (
 from glmspec.convert.declared import Declared, declared
 from glmspec.convert.formats import NUMPY, TORCH
 from glmspec.convert.origin import mixed_revisions
-from glmspec.convert.sealed import MANIFEST
 from glmspec.convert.terms import Terms, read_terms
+from glmspec.core.errors import CheckpointError
+from glmspec.core.fields import read_json
+from glmspec.core.sealed import MANIFEST
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from glmspec.build.errors import CheckpointError
-from glmspec.build.network.formats import BLOCK, FORMATS, GROUP
 from glmspec.convert.formats import TORCH, Block, plain, to_float32
 from glmspec.convert.scheme import CACHED
 from glmspec.convert.source import Source
+from glmspec.core.errors import CheckpointError
+from glmspec.network.formats import BLOCK, FORMATS, GROUP
 
 _PLAIN = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _INTEGERS = ("I32", "I64")

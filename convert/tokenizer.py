@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
-from glmspec.build.configs.fields import read_json
-from glmspec.build.errors import CheckpointError, GlmspecError
 from glmspec.convert.beside import TEXT, VOCABULARIES, copy_files, is_pointer, marked, matching
+from glmspec.core.errors import CheckpointError, GlmspecError
+from glmspec.core.fields import read_json
 
 
 def has_tokenizer(folder: Path) -> bool:

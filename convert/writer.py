@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from glmspec.build.errors import CheckpointError
-from glmspec.build.network.form import Held
 from glmspec.convert import formats
-from glmspec.convert.files import PARTIAL, sha256, sync, write_bytes
 from glmspec.convert.formats import Block
 from glmspec.convert.plan import Part, Task, Weight, needs_amax
 from glmspec.convert.storage import Stored
+from glmspec.core.errors import CheckpointError
+from glmspec.core.files import PARTIAL, sha256, sync, write_bytes
+from glmspec.network.form import Held
 
 PART_BYTES = 1 << 31  # a part holds whole tensors up to this size, or one larger tensor
 JOURNAL = "journal.jsonl"

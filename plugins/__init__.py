@@ -1,7 +1,7 @@
 """The ops TensorRT lacks, one file or folder each.
 
 Every op has a torch reference (the oracle), a native lowering made of TensorRT layers that is tagged as a region of the
-network (see `glmspec.build.network.graph`) and, where speed asks for it, a chain of plugins, whose kernels lie beside
+network (see `glmspec.network.graph`) and, where speed asks for it, a chain of plugins, whose kernels lie beside
 it. `OPS` lists them all (`spec.py` says what an op is).
 """
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.errors import MissingCapability, NetworkError
-from glmspec.convert.files import write_bytes, write_json
+from glmspec.core.errors import MissingCapability, NetworkError
+from glmspec.core.files import write_bytes, write_json
 from glmspec.plugins.spec import Plugin
 
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
 from glmspec.plugins.spec import Op
 
 

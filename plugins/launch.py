@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from glmspec.build.errors import NetworkError
+from glmspec.core.errors import NetworkError
 from glmspec.plugins.compiler import kernel_of, variant_of
 from glmspec.plugins.spec import Plugin, value
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from glmspec.build.errors import NetworkError
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.core.errors import NetworkError
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
 from glmspec.plugins import rounding
 from glmspec.plugins.spec import Op
 

@@ -14,9 +14,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from glmspec.build.errors import MissingCapability
-from glmspec.build.network.graph import Network, Tensor
-from glmspec.build.trt import DATA_TYPES
+from glmspec.core.errors import MissingCapability
+from glmspec.network.graph import Network, Tensor
+from glmspec.network.trt import DATA_TYPES
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import Compiled, Variant, compile_variant, triton, variant_of
 from glmspec.plugins.spec import UNKNOWN, NoPlugin, Plugin, dims, value
@@ -68,7 +68,7 @@ class Authored:
 
     def reshape(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """A shuffle layer."""
-        from glmspec.build.network import ops
+        from glmspec.network import ops
 
         return ops.reshape(x, dims)
 

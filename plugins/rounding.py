@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import torch
 
-from glmspec.build.network import ops
-from glmspec.build.network.formats import BLOCK, FP4_MAX, GROUP
-from glmspec.build.network.graph import Tensor
+from glmspec.network import ops
+from glmspec.network.formats import BLOCK, FP4_MAX, GROUP
+from glmspec.network.graph import Tensor
 from glmspec.plugins import quantize_blocks
 from glmspec.plugins.quantize_blocks import to_e4m3
 from glmspec.plugins.spec import Op

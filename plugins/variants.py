@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glmspec.build.network.reader import Graph
+from glmspec.network.reader import Graph
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import Variant, variant_of
 from glmspec.plugins.spec import ITEM_BYTES, UNKNOWN, NoPlugin, Op, Plugin, Use, dims, value

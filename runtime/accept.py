@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.models.acceptance import NETWORKS
+from glmspec.models.acceptance import NETWORKS
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Inputs, tensors
 from glmspec.runtime.request import TokenLogprob
 from glmspec.runtime.sequence import Sequence as Running
+from glmspec.runtime.sequence import Verdict
 
 STANDARD, BLOCK = "standard", "block"
 
@@ -27,15 +28,6 @@ class Ballot:
     sequence: Running
     drafts: Sequence[int]
     law_rows: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """tokens: the accepted drafts and one more. logprobs: of each, when the request wants them."""
-
-    accepted: int
-    tokens: list[int]
-    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Acceptance:

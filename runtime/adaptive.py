@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from glmspec.build.errors import ConfigError
+from glmspec.core.errors import ConfigError
 from glmspec.runtime.cost_table import CostTable, MadeFor
 from glmspec.runtime.estimates import Confidence, Estimates, Margins
 from glmspec.runtime.profile import costs_of

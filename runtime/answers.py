@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from glmspec.build.errors import RequestError, os_error_text
-from glmspec.convert.files import is_fixed, naming, opened_alone, write_all, write_output
+from glmspec.core.errors import RequestError, os_error_text
+from glmspec.core.files import is_fixed, naming, opened_alone, write_all, write_output
 
 
 class Printed:

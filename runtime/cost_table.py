@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from glmspec.build.configs.fields import Fields
-from glmspec.build.errors import ConfigError
-from glmspec.convert.files import producer
-from glmspec.convert.sealed import open_sealed, write_sealed
+from glmspec.core.errors import ConfigError
+from glmspec.core.fields import Fields
+from glmspec.core.files import producer
+from glmspec.core.sealed import open_sealed, write_sealed
 
 COST_TABLE = "cost table"
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.illegal import IllegalIds
-from glmspec.build.configs.limits import CONTEXT, EngineLimits
 from glmspec.build.directory import EngineDirectory
-from glmspec.build.errors import EngineError
-from glmspec.build.models.acceptance import DraftLaw, acceptance_of
-from glmspec.build.models.mtp import Mtp
-from glmspec.build.models.registry import model_of
-from glmspec.build.network.form import Form
-from glmspec.build.progress import Progress
 from glmspec.convert.checkpoint import Checkpoint
-from glmspec.convert.files import sha256
+from glmspec.core.errors import EngineError
+from glmspec.core.files import sha256
+from glmspec.core.progress import Progress
+from glmspec.models.acceptance import DraftLaw, acceptance_of
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.illegal import IllegalIds
+from glmspec.models.mtp import Mtp
+from glmspec.models.registry import model_of
+from glmspec.network.form import Form
+from glmspec.network.limits import CONTEXT, EngineLimits
 from glmspec.runtime.accept import BLOCK, STANDARD, Acceptance
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, prepare
 from glmspec.runtime.adjustments import Adjustments

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from glmspec.build.configs.fields import Fields, read_json
+from glmspec.core.fields import Fields, read_json
 
 MARGIN_MOST = 40.0  # a larger one tells nothing more
 REFIT_STEPS = 100

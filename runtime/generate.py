@@ -19,9 +19,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from glmspec.build.errors import RequestError
-from glmspec.build.progress import Progress
-from glmspec.convert.files import ENGINES, check_output, json_bytes, producer, sha256, write_output
+from glmspec.core.errors import RequestError
+from glmspec.core.files import ENGINES, check_output, json_bytes, producer, sha256, write_output
+from glmspec.core.progress import Progress
 from glmspec.runtime.answers import Kept, Printed, kept_answers
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.job import Job

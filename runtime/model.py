@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.illegal import IllegalIds
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import EngineError
-from glmspec.build.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
-from glmspec.build.layers.paged import RING_TABLE
-from glmspec.build.models.dflash import DFlash
-from glmspec.build.models.mtp import Mtp
-from glmspec.build.models.registry import model_of
-from glmspec.build.models.verifier import Verifier
-from glmspec.build.network.contract import CACHE, TABLE, WEIGHT, Contract, TensorSpec
-from glmspec.build.network.form import FP4, Form
-from glmspec.build.network.reader import read
-from glmspec.build.network.shards import Mapping
-from glmspec.build.trt import backend
+from glmspec.core.errors import EngineError
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.illegal import IllegalIds
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.dflash import DFlash
+from glmspec.models.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
+from glmspec.models.layers.paged import RING_TABLE
+from glmspec.models.mtp import Mtp
+from glmspec.models.registry import model_of
+from glmspec.models.verifier import Verifier
+from glmspec.network.contract import CACHE, TABLE, WEIGHT, Contract, TensorSpec
+from glmspec.network.form import FP4, Form
+from glmspec.network.limits import EngineLimits
+from glmspec.network.reader import read
+from glmspec.network.shards import Mapping
+from glmspec.network.trt import backend
 from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.pages import NULL_PAGE, Span, page_table, ring_page_table, ring_write_plan, write_plan
 
 Inputs = dict[str, torch.Tensor]

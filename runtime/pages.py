@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 
 NULL_PAGE = 0  # pads page tables; nothing is written to it and it belongs to nobody
 
@@ -46,7 +46,7 @@ class Span:
 
 
 def write_plan(spans: Sequence[Span], page_size: int, num_pages: int) -> dict[str, np.ndarray]:
-    """Where the spans' rows go, as network inputs (see `build/layers/paged.py`). Rows are numbered span after span."""
+    """Where the spans' rows go, as network inputs (see `models/layers/paged.py`). Rows are numbered span after span."""
     positions = [np.arange(span.start, span.start + span.count) for span in spans]
     page = [np.asarray(span.pages)[own // page_size] for span, own in zip(spans, positions, strict=True)]
     slot = np.concatenate(positions) % page_size

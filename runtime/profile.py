@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.convert.files import check_output
+from glmspec.core.files import check_output
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.model import Model

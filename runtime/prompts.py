@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.runtime.request import Request
 from glmspec.runtime.settings import SETTINGS, chat_ids, request_of
 from glmspec.runtime.text import Tokenizer

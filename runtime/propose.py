@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.models.dflash import TEMPERATURE, UNIFORM
+from glmspec.models.dflash import TEMPERATURE, UNIFORM
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Block, pack_blocks
 from glmspec.runtime.pages import Span

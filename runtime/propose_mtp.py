@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.models.dflash import TEMPERATURE, UNIFORM
+from glmspec.models.dflash import TEMPERATURE, UNIFORM
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Inputs, Rows, pack_rows, tensors
 from glmspec.runtime.pages import Span

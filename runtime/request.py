@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.limits import ADJUSTED_MOST
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.network.limits import ADJUSTED_MOST
 from glmspec.runtime.sampling import GREEDY, Sampling
 
 STOP, LENGTH = "stop", "length"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from glmspec.build.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.build.configs.limits import ADJUSTED_MOST
-from glmspec.build.errors import RequestError
-from glmspec.build.models.acceptance import LOGPROBS_MOST
+from glmspec.core.errors import RequestError
+from glmspec.models.acceptance import LOGPROBS_MOST
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.network.limits import ADJUSTED_MOST
 from glmspec.plugins.sampling_law import TOP_K_MOST
 
 PENALTY_MOST = 2.0  # of frequency and presence, either way, as OpenAI's API has it

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.pages import PagePool
 from glmspec.runtime.sequence import Sequence
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Many
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.noise import Noise, fresh_seed
-from glmspec.runtime.request import Delta, Request
+from glmspec.runtime.request import Delta, Request, TokenLogprob
 from glmspec.runtime.stats import SpecStats
 
-if TYPE_CHECKING:
-    from glmspec.runtime.accept import Verdict
+
+@dataclass(frozen=True)
+class Verdict:
+    """tokens: the accepted drafts and one more. logprobs: of each, when the request wants them."""
+
+    accepted: int
+    tokens: list[int]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Sequence:

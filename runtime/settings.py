@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
 from glmspec.runtime.text import Tokenizer

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.accept import Acceptance, Ballot, Verdict
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows

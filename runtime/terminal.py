@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.job import Job, note_of
 from glmspec.runtime.request import Request

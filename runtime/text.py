@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.errors import RequestError
 from glmspec.convert.tokenizer import load_tokenizer
+from glmspec.core.errors import RequestError
 
 
 class Tokenizer:

@@ -20,11 +20,11 @@ import torch
 from measured import ASSETS, console, interval, length, made_by, origin, prompts, spread, write
 from rich.progress import track
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.network.form import Form
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
+from glmspec.core.progress import Progress
+from glmspec.network.form import Form
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows

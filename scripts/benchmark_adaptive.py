@@ -23,9 +23,9 @@ import numpy as np
 from measured import ASSETS, SPECULATION, console, interval, made_by, origin, prompts, quote, write
 from tiny.corpus import held_out_prompts
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
+from glmspec.core.progress import Progress
 from glmspec.runtime.adaptive import AdaptiveVerification
 from glmspec.runtime.cost_table import Column, CostTable
 from glmspec.runtime.engine import Engine

@@ -25,12 +25,12 @@ from measured import ROOT, console, made_by, origin, write
 from rich.progress import track
 from safetensors.torch import save_file
 
-from glmspec.build.configs.fields import read_json
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.formats import Block, amax, convert, to_float32
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.writer import Run
+from glmspec.core.fields import read_json
 
 CONFIG = ROOT / "tests" / "data" / "glm-5.3-config.json"
 PACKAGES = ("glmspec", "torch", "numba", "nvidia-modelopt", "numpy")

@@ -31,9 +31,9 @@ from measured import (
     write,
 )
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
+from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
 from glmspec.runtime.request import Request

@@ -23,11 +23,11 @@ from typing import Any
 import click
 from measured import OUT, ROOT, console, made_by, origin, write
 
-from glmspec.build.configs.limits import CONTEXT, GENERATION
-from glmspec.build.configs.target import PROXY_PACKAGE, TARGETS
 from glmspec.build.deployment import Options, open_deployment
-from glmspec.build.network.reader import read
-from glmspec.build.trt import backend
+from glmspec.build.target import PROXY_PACKAGE, TARGETS
+from glmspec.network.limits import CONTEXT, GENERATION
+from glmspec.network.reader import read
+from glmspec.network.trt import backend
 
 CONFIG = ROOT / "tests" / "data" / "glm-5.3-config.json"
 TARGET, TP, GROUP = "b200", 8, 8

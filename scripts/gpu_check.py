@@ -195,7 +195,7 @@ def machine(dry: bool) -> dict[str, Any]:
 
 def target_of(sm: str) -> Any:
     """The GPU's row in the table of targets, by its SM."""
-    from glmspec.build.configs.target import TARGETS
+    from glmspec.build.target import TARGETS
 
     return next((one for one in TARGETS.values() if one.compute_capability == sm), None)
 

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from glmspec.build.errors import GlmspecError
+from glmspec.core.errors import GlmspecError
 from glmspec.runtime.generate import stats_table
 from glmspec.runtime.stats import SpecStats
 from glmspec.triton_repo.client import Client

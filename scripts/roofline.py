@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmspec.build.configs.target import TARGETS
+from glmspec.build.target import TARGETS
 from glmspec.plugins import OPS
 from glmspec.plugins.spec import Op, Use
 from glmspec.plugins.variants import Recorder, shaped

@@ -12,7 +12,7 @@ import numpy as np
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from glmspec.build.errors import RequestError, ServerError
+from glmspec.core.errors import RequestError, ServerError
 from glmspec.runtime.stats import SpecStats
 from glmspec.triton_repo.interface import INPUTS, MODEL_NAME
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from glmspec.build.errors import GlmspecError, RequestError
+from glmspec.core.errors import GlmspecError, RequestError
 from glmspec.runtime.request import Answer, Delta
 from glmspec.runtime.sequence import Sequence
 from glmspec.triton_repo.adaptive import settings_of

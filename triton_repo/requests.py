@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 from glmspec.runtime.request import Request
 from glmspec.runtime.settings import SETTINGS, chat_ids, request_of
 from glmspec.runtime.text import Tokenizer

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from glmspec.build.errors import GlmspecError, RequestError
+from glmspec.core.errors import GlmspecError, RequestError
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Delta, Request
 from glmspec.runtime.sequence import Sequence

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from glmspec.build.configs.target import PROXY_PACKAGE
 from glmspec.build.deployment import Deployment
-from glmspec.build.errors import MissingCapability
 from glmspec.build.member import Member
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
-from glmspec.build.network.contract import Contract
-from glmspec.build.network.reader import Graph, read
-from glmspec.build.trt import Backend, backend
+from glmspec.build.target import PROXY_PACKAGE
 from glmspec.build.validate.report import Fault
+from glmspec.core.errors import MissingCapability
+from glmspec.network.contract import Contract
+from glmspec.network.reader import Graph, read
+from glmspec.network.trt import Backend, backend
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Options
-from glmspec.build.errors import GlmspecError
-from glmspec.build.progress import Progress
+from glmspec.build.target import Target
 from glmspec.build.validate.run import NAMES, Wanted, validate_source
-from glmspec.convert.files import check_output, json_bytes, write_output
+from glmspec.core.errors import GlmspecError
+from glmspec.core.files import check_output, json_bytes, write_output
+from glmspec.core.progress import Progress
 
 STDOUT = Path("-")
 

@@ -11,19 +11,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from glmspec.build.configs.limits import GENERATION
-from glmspec.build.configs.target import PROXY_CAPABILITY, PROXY_PACKAGE
 from glmspec.build.deployment import Deployment
-from glmspec.build.errors import NetworkError
 from glmspec.build.member import Member
-from glmspec.build.models.layer_group import LayerGroup
-from glmspec.build.network.graph import Network
-from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
-from glmspec.build.trt import Backend, backend
+from glmspec.build.target import PROXY_CAPABILITY, PROXY_PACKAGE
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault
+from glmspec.core.errors import NetworkError
+from glmspec.models.layer_group import LayerGroup
+from glmspec.network.graph import Network
+from glmspec.network.limits import GENERATION
+from glmspec.network.reader import read
+from glmspec.network.trt import Backend, backend
 
 _RECORD = {"plan_bytes", "sha256"}
 _ADVICE = "Report it, with --json's output."

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import torch
 
-from glmspec.build.configs.limits import EngineLimits, Ranges
 from glmspec.build.member import MTP, Member
-from glmspec.build.network.contract import Contract
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
+from glmspec.network.contract import Contract
+from glmspec.network.limits import EngineLimits, Ranges
 from glmspec.runtime.accept import pack_ballots
 from glmspec.runtime.pack import Block, Inputs, Rows, pack_blocks, pack_rows
 from glmspec.runtime.pages import Span

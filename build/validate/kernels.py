@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 
 from glmspec.build.deployment import PLUGINS_OFF, PLUGINS_ON
-from glmspec.build.errors import NetworkError
 from glmspec.build.kernels import kernels_of
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault
+from glmspec.core.errors import NetworkError
 from glmspec.plugins.compiler import compile_variant, sources_digest, triton
 
 _ADVICE = "Use --plugins off, and report it."

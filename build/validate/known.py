@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from glmspec.convert.files import write_json
+from glmspec.core.files import write_json
 
 
 class Known:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glmspec.build.configs.tensorrt import QUANTIZED_READERS
-from glmspec.build.network.contract import CACHE, Contract
-from glmspec.build.network.form import FP4
-from glmspec.build.network.reader import Graph, Node
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
+from glmspec.network.contract import CACHE, Contract
+from glmspec.network.form import FP4
+from glmspec.network.reader import Graph, Node
+from glmspec.network.trt_limits import QUANTIZED_READERS
 
 _REPORT = "This is a fault of the network's definition, not of your checkpoint: report it."
 _QUANTIZED = ("float8_e4m3fn", FP4)

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from glmspec.build.configs.limits import CONTEXT
-from glmspec.build.layers.basic import EXPERT_START, VOCABULARY_START
 from glmspec.build.member import Member
-from glmspec.build.network.reader import Graph, Node
-from glmspec.build.network.shards import Mapping, layout_of
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
+from glmspec.models.layers.basic import EXPERT_START, VOCABULARY_START
+from glmspec.network.limits import CONTEXT
+from glmspec.network.reader import Graph, Node
+from glmspec.network.shards import Mapping, layout_of
 
 PART, COLUMNS, TERM = "part", "columns", "term"
 _FLOATS = ("float32", "bfloat16")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from glmspec.build.errors import GlmspecError
+from glmspec.core.errors import GlmspecError
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 _SHOWN = 20  # faults of a stage shown on a terminal; JSON and JUnit have all

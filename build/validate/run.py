@@ -14,17 +14,17 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from glmspec.build.configs.target import Target
 from glmspec.build.deployment import Deployment, Options, open_deployment
-from glmspec.build.errors import CheckpointError, GlmspecError, MissingCapability, os_error_text
-from glmspec.build.network.reader import Graph
-from glmspec.build.progress import Progress
-from glmspec.build.units import size_text
+from glmspec.build.target import Target
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault, Outcome, Report, fault_of
-from glmspec.build.versions import versions
+from glmspec.core.errors import CheckpointError, GlmspecError, MissingCapability, os_error_text
+from glmspec.core.progress import Progress
+from glmspec.core.units import size_text
+from glmspec.core.versions import versions
+from glmspec.network.reader import Graph
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.configs.tensorrt import (
+from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.report import Fault
+from glmspec.network.contract import CACHE, TABLE, WEIGHT
+from glmspec.network.form import FP4
+from glmspec.network.formats import GROUP
+from glmspec.network.limits import EngineLimits
+from glmspec.network.reader import Graph, Node, Value
+from glmspec.network.trt_limits import (
     KV_CACHE_DTYPES,
     MOE_CAPABILITIES,
     MOST_AXES,
@@ -14,12 +20,6 @@ from glmspec.build.configs.tensorrt import (
     NATIVE_PRODUCTS,
     TOPK_MOST,
 )
-from glmspec.build.network.contract import CACHE, TABLE, WEIGHT
-from glmspec.build.network.form import FP4
-from glmspec.build.network.formats import GROUP
-from glmspec.build.network.reader import Graph, Node, Value
-from glmspec.build.validate.case import Case, Checked
-from glmspec.build.validate.report import Fault
 
 
 def check(case: Case, _) -> Checked:

@@ -19,14 +19,7 @@ from typing import Any
 
 import torch
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.deployment import Deployment
-from glmspec.build.errors import ConfigError, MissingCapability
-from glmspec.build.models.layer_group import STREAM, LayerGroup
-from glmspec.build.network.form import Form
-from glmspec.build.network.formats import BLOCK
-from glmspec.build.network.shards import Mapping
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 from glmspec.convert.calibration import Activations
@@ -35,6 +28,13 @@ from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES, Recipe, Rule, quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import weights_of
+from glmspec.core.errors import ConfigError, MissingCapability
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.layer_group import STREAM, LayerGroup
+from glmspec.network.form import Form
+from glmspec.network.formats import BLOCK
+from glmspec.network.limits import EngineLimits
+from glmspec.network.shards import Mapping
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span

@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from glmspec.build.configs.limits import CONTEXT
-from glmspec.build.configs.verifier import VerifierConfig
 from glmspec.build.deployment import Deployment
 from glmspec.build.member import MTP, Implied, Member
-from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.form import FP4, Held
-from glmspec.build.units import size_text
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 from glmspec.convert.checkpoint import Checkpoint
+from glmspec.core.units import size_text
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.network.contract import TensorSpec
+from glmspec.network.form import FP4, Held
+from glmspec.network.limits import CONTEXT
 
 # What may be bound to an input: a plain weight is cast to the compute dtype, what insists on float32 must be it.
 _FITS = {

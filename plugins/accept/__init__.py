@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
 from glmspec.plugins.spec import Op, Plugin, Runs
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
 from glmspec.plugins.spec import ITEM_BYTES, NoPlugin, Op, Plugin, Runs, Use
 
 ROW_BYTES = 36  # of one column of a block: what a thread's registers hold of its columns

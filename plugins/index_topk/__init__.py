@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import torch
 
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
 from glmspec.plugins import lowest_topk
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 

@@ -1,4 +1,4 @@
-"""A step's rows written to a paged cache in place, where the write plan says (`glmspec.build.layers.paged`).
+"""A step's rows written to a paged cache in place, where the write plan says (`glmspec.models.layers.paged`).
 
 Row order[i] goes to page p, the one with cumulative[p] <= i < cumulative[p + 1], at slot offset[p] + i - cumulative[p].
 Of `order` what lies beyond the last of `cumulative` is not written. A cache of float8 rows has one scale: what is
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import torch
 
-from glmspec.build.errors import NetworkError
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.core.errors import NetworkError
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
 from glmspec.plugins.rounding import to_e4m3
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
 from glmspec.plugins import argmax, draft_law, draw, margin
 from glmspec.plugins.spec import Op, Plugin, Runs, Use
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from glmspec.build.network import ops
-from glmspec.build.network.formats import BLOCK, FP8_MAX
-from glmspec.build.network.graph import Tensor
+from glmspec.network import ops
+from glmspec.network.formats import BLOCK, FP8_MAX
+from glmspec.network.graph import Tensor
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 
 _LEAST = 1e-12  # scale of a block of zeros

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 
 import torch
 
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
 from glmspec.plugins import accept, draw, sample, sampling_law
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from glmspec.build.network.graph import Tensor
+from glmspec.network.graph import Tensor
 from glmspec.plugins import draw, sampling_law
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import torch
 
-from glmspec.build.errors import NetworkError
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
+from glmspec.core.errors import NetworkError
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
 from glmspec.plugins.attention_merge import MERGE
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from glmspec.build.errors import NetworkError
-from glmspec.build.network.form import FP4
-from glmspec.build.network.formats import GROUP
-from glmspec.build.network.reader import Node, Value
+from glmspec.core.errors import NetworkError
+from glmspec.network.form import FP4
+from glmspec.network.formats import GROUP
+from glmspec.network.reader import Node, Value
 
 
 class Scope:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from glmspec.build.errors import NetworkError
-from glmspec.build.network.form import FP4
-from glmspec.build.network.reader import Graph, Value
+from glmspec.core.errors import NetworkError
+from glmspec.network.form import FP4
+from glmspec.network.reader import Graph, Value
 from glmspec.plugins import OPS
 from glmspec.runtime.executor import kernels
 from glmspec.runtime.executor.planner import Line, Planner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from glmspec.build.network.formats import FP4_MAX, GROUP
+from glmspec.network.formats import FP4_MAX, GROUP
 from glmspec.plugins import kv_append as append_op
 from glmspec.plugins import moe as moe_op
 from glmspec.plugins.quantize_blocks import to_e4m3

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from glmspec.build.errors import NetworkError
-from glmspec.build.network.reader import Graph
+from glmspec.core.errors import NetworkError
+from glmspec.network.reader import Graph
 from glmspec.runtime.executor.executor import ReferenceExecutor
 
 Tensors = dict[str, torch.Tensor]

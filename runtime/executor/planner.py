@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from glmspec.build.errors import NetworkError
-from glmspec.build.network.reader import Graph, Node, Value
+from glmspec.core.errors import NetworkError
+from glmspec.network.reader import Graph, Node, Value
 from glmspec.runtime.executor.emit import Scope, emit, emit_op
 
 

@@ -18,17 +18,17 @@ from support.records import rewrite
 from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
 from glmspec.build import bundle, machine
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.directory import EngineDirectory
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import EngineError, GlmspecError, MissingCapability
 from glmspec.build.machine import Machine
 from glmspec.build.member import Member
-from glmspec.build.models.acceptance import DraftLaw
-from glmspec.build.progress import Progress
-from glmspec.build.trt import Backend
+from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
 from glmspec.convert.conversion import plan_conversion
+from glmspec.core.errors import EngineError, GlmspecError, MissingCapability
+from glmspec.core.progress import Progress
+from glmspec.models.acceptance import DraftLaw
+from glmspec.network.trt import Backend
 from glmspec.runtime.engine import Engine
 
 SIZES = dict(num_hidden_layers=2, indexer_types=["full", "shared"], first_k_dense_replace=1, n_routed_experts=4)

@@ -12,7 +12,7 @@ import pytest
 from support.cli import done, refused, run
 from support.models import ASSETS
 
-from glmspec.convert import files as files_of
+from glmspec.core import files as files_of
 from glmspec.plugins import compiler
 
 VERIFIER = ASSETS / "tiny-verifier"

@@ -16,17 +16,17 @@ from support.records import flips, rewrite
 
 from glmspec.build import bundle, machine
 from glmspec.build.compile_plugins import compile_plugins, full_model
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import GlmspecError, MissingCapability
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
-from glmspec.convert import files, sealed
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.hf import write_hf
-from glmspec.convert.sealed import seal_of
 from glmspec.convert.writer import Run
+from glmspec.core import files, sealed
+from glmspec.core.errors import GlmspecError, MissingCapability
+from glmspec.core.progress import Progress
+from glmspec.core.sealed import seal_of
 from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
 from glmspec.runtime.engine import Engine
 from glmspec.triton_repo.repository import open_repository, write_repository
@@ -306,7 +306,7 @@ def test_a_repository_is_verified_with_what_it_serves(engines, tmp_path):
 
 
 def test_weights_too_large_to_hash_are_loaded_only_at_their_size(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("glmspec.convert.sealed.HASHED_AT_LOAD", 0)
+    monkeypatch.setattr("glmspec.core.sealed.HASHED_AT_LOAD", 0)
     folder = Path(shutil.copytree(checkpoint, tmp_path / "ck"))
     read_checkpoint(folder).check_loaded()
     path = folder / "rank0.safetensors"

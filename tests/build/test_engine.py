@@ -14,20 +14,20 @@ from safetensors.torch import load_file, save_file
 from support.models import GOLDENS, edit_checkpoint
 from support.records import rewrite as rewrite_file
 
-from glmspec.build.configs.kinds import parse_config
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import GlmspecError
-from glmspec.build.models.acceptance import NETWORKS
-from glmspec.build.models.registry import model_of
-from glmspec.build.network.form import Form
-from glmspec.build.network.reader import read
-from glmspec.build.progress import Progress
-from glmspec.build.trt import backend
+from glmspec.build.target import TARGETS
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.conversion import plan_conversion
-from glmspec.convert.sealed import seal_of
+from glmspec.core.errors import GlmspecError
+from glmspec.core.progress import Progress
+from glmspec.core.sealed import seal_of
+from glmspec.models.acceptance import NETWORKS
+from glmspec.models.configs.kinds import parse_config
+from glmspec.models.registry import model_of
+from glmspec.network.form import Form
+from glmspec.network.limits import EngineLimits
+from glmspec.network.reader import read
+from glmspec.network.trt import backend
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Request
 

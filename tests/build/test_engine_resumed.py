@@ -13,11 +13,12 @@ import pytest
 from support.cli import done, refused
 from support.models import GOLDENS, edit_checkpoint
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import CheckpointError, GlmspecError
-from glmspec.build.progress import Progress
-from glmspec.convert import folders, writer
+from glmspec.build.target import TARGETS
+from glmspec.convert import writer
+from glmspec.core import folders
+from glmspec.core.errors import CheckpointError, GlmspecError
+from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine
 
 VERIFIER, DRAFTER = GOLDENS / "checkpoints" / "verifier", GOLDENS / "checkpoints" / "dspark_redvocab"

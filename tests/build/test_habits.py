@@ -18,7 +18,7 @@ from support.models import ASSETS, GOLDENS, edit_checkpoint
 from glmspec.build.cli import main
 from glmspec.build.cli_base import COMMON, Count
 from glmspec.build.directory import EngineDirectory
-from glmspec.build.progress import RichProgress
+from glmspec.core.progress import RichProgress
 
 CHECKPOINTS = GOLDENS / "checkpoints"
 OPTIONS = [

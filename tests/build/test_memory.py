@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from support.models import DATA, GOLDENS
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Options, open_deployment
-from glmspec.build.errors import ConfigError
 from glmspec.build.memory import greatest_steps, peak, plan_memory, with_pool
-from glmspec.build.network.reader import Graph, Node, Value, read
-from glmspec.build.trt import backend
+from glmspec.build.target import TARGETS
+from glmspec.core.errors import ConfigError
+from glmspec.network.reader import Graph, Node, Value, read
+from glmspec.network.trt import backend
 
 TRT = backend("tensorrt_rtx")
 

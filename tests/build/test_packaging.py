@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("build", "convert", "plugins", "runtime", "triton_repo")
+FOLDERS = ("build", "convert", "core", "models", "network", "plugins", "runtime", "triton_repo")
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 

@@ -10,19 +10,19 @@ import pytest
 from support.models import ASSETS, GOLDENS
 
 from glmspec.build import plan
-from glmspec.build.configs.limits import CONTEXT, EngineLimits, Ranges
-from glmspec.build.errors import NetworkError
-from glmspec.build.models.mtp import Mtp
-from glmspec.build.models.registry import model_of
-from glmspec.build.models.verifier import Verifier
-from glmspec.build.network import ops
-from glmspec.build.network.contract import CACHE, WEIGHT, TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network
 from glmspec.build.plan import build_plan
-from glmspec.build.trt import backend
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES
+from glmspec.core.errors import NetworkError
+from glmspec.models.mtp import Mtp
+from glmspec.models.registry import model_of
+from glmspec.models.verifier import Verifier
+from glmspec.network import ops
+from glmspec.network.contract import CACHE, WEIGHT, TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Network
+from glmspec.network.limits import CONTEXT, EngineLimits, Ranges
+from glmspec.network.trt import backend
 
 TRT = backend("tensorrt_rtx")
 LIMITS = EngineLimits(

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from support.models import calibrated, random_verifier
 
-from glmspec.build.configs.limits import CONTEXT, GENERATION, EngineLimits
-from glmspec.build.models.layer_group import LayerGroup
-from glmspec.build.models.registry import model_of
-from glmspec.build.network.reader import read
-from glmspec.build.network.shards import Mapping
 from glmspec.build.plan import build_plan
-from glmspec.build.trt import backend
 from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES, Recipe, Rule
+from glmspec.models.layer_group import LayerGroup
+from glmspec.models.registry import model_of
+from glmspec.network.limits import CONTEXT, GENERATION, EngineLimits
+from glmspec.network.reader import read
+from glmspec.network.shards import Mapping
+from glmspec.network.trt import backend
 
 TRT = backend("tensorrt_rtx")
 LIMITS = EngineLimits(

@@ -10,14 +10,14 @@ from support.models import ASSETS
 from support.tensorrt_stand_in import networks_with_plugins
 
 from glmspec.build import kernels
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Deployment, Options, open_deployment
 from glmspec.build.engine import build_engines
-from glmspec.build.errors import ConfigError, MissingCapability
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
-from glmspec.build.network.reader import Graph, read
-from glmspec.build.progress import Progress
-from glmspec.build.trt import Backend, backend
+from glmspec.build.target import TARGETS
+from glmspec.core.errors import ConfigError, MissingCapability
+from glmspec.core.progress import Progress
+from glmspec.network.reader import Graph, read
+from glmspec.network.trt import Backend, backend
 from glmspec.plugins import OPS, registration
 from glmspec.plugins.variants import network_variants, regions_of
 

@@ -18,14 +18,8 @@ from safetensors.torch import load_file, save_file
 from support.cli import done, refused, run
 from support.models import ASSETS, DATA, GOLDENS, random_verifier
 
-from glmspec.build.configs import limits
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Options
-from glmspec.build.layers import basic, mla, moe
-from glmspec.build.models import verifier
-from glmspec.build.network import ops, shards
-from glmspec.build.network.reader import Graph, Node, Value
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
 from glmspec.build.validate import coverage, tensorrt_limits
 from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault, Outcome, Report
@@ -33,6 +27,11 @@ from glmspec.build.validate.run import NAMES, Wanted, refuse_failures, validate_
 from glmspec.convert.conversion import Options as Conversions
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.recipe import RECIPES
+from glmspec.core.progress import Progress
+from glmspec.models import verifier
+from glmspec.models.layers import basic, mla, moe
+from glmspec.network import limits, ops, shards
+from glmspec.network.reader import Graph, Node, Value
 from glmspec.plugins import compiler, index_topk, sparse_mla
 from glmspec.plugins import moe as moe_op
 from glmspec.runtime import model as runtime_model

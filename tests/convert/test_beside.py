@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models import ASSETS, GOLDENS, edit_checkpoint, write_checkpoint
 
-from glmspec.build.errors import CheckpointError
 from glmspec.convert.beside import TEXT, file_kind, matching, survey
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.recipe import read_recipe
 from glmspec.convert.source import Source
+from glmspec.core.errors import CheckpointError
 
 DRAFTER = GOLDENS / "checkpoints" / "dspark"
 TENSORS = {"a.weight": torch.arange(12.0).reshape(3, 4), "b.weight": torch.ones(2, 5)}

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from support.models import GOLDENS, convert_and_load, edit_checkpoint, random_verifier, write_checkpoint
 
-from glmspec.build.configs.fields import Fields
-from glmspec.build.configs.verifier import VerifierConfig
-from glmspec.build.errors import CheckpointError, ConfigError, GlmspecError
-from glmspec.build.models.registry import model_of
-from glmspec.convert import sealed
 from glmspec.convert.checkpoint import is_converted, read_checkpoint
 from glmspec.convert.conversion import plan_conversion
-from glmspec.convert.sealed import check_shape, check_written
 from glmspec.convert.writer import Run
+from glmspec.core import sealed
+from glmspec.core.errors import CheckpointError, ConfigError, GlmspecError
+from glmspec.core.fields import Fields
+from glmspec.core.sealed import check_shape, check_written
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.registry import model_of
 
 CHECKPOINTS = GOLDENS / "checkpoints"
 VERIFIER = CHECKPOINTS / "verifier"

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from support.models import GOLDENS, edit_checkpoint, random_verifier, write_checkpoint
 
-from glmspec.build.errors import CheckpointError, ConfigError
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.declared import declared
 from glmspec.convert.formats import convert, plain
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.scheme import DYNAMIC, NONE, STATIC, UNSAID
+from glmspec.core.errors import CheckpointError, ConfigError
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 DOWN = "model.layers.0.mlp.down_proj"

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models import LIMITS, edit_checkpoint, mtp_tensors, random_verifier, write_checkpoint
 
-from glmspec.build.errors import CheckpointError, ConfigError
-from glmspec.build.network.form import Form
 from glmspec.convert.calibration import read_calibration
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.formats import amax, convert, plain, to_float32
 from glmspec.convert.hf import write_hf
 from glmspec.convert.recipe import RECIPES, quantizable, read_recipe
 from glmspec.convert.writer import Run
+from glmspec.core.errors import CheckpointError, ConfigError
+from glmspec.network.form import Form
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span

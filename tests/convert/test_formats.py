@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from glmspec.build.errors import MissingCapability
 from glmspec.convert import formats, kernels, on_device
 from glmspec.convert.formats import Block, amax, convert, plain, to_float32
+from glmspec.core.errors import MissingCapability
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from support.models import ASSETS, GOLDENS, edit_checkpoint, mtp_tensors
 
-from glmspec.build.errors import CheckpointError
-from glmspec.build.network.shards import Mapping
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.hf import write_hf
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.writer import Run
+from glmspec.core.errors import CheckpointError
+from glmspec.network.shards import Mapping
 
 VERIFIER, TINY = GOLDENS / "checkpoints" / "verifier", ASSETS / "tiny-verifier"
 COUNTED = {"num_nextn_predict_layers": 1}

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from support.models import GOLDENS, edit_checkpoint
 
-from glmspec.build.errors import CheckpointError, ConfigError
 from glmspec.convert.conversion import Conversion, plan_conversion
 from glmspec.convert.hf import plan_hf
+from glmspec.core.errors import CheckpointError, ConfigError
 
 CHECKPOINTS = GOLDENS / "checkpoints"
 VERIFIER, DSPARK, REDUCED = (CHECKPOINTS / name for name in ("verifier", "dspark", "dspark_redvocab"))

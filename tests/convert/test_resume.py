@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 from support.models import edit_checkpoint, random_verifier
 
-from glmspec.build.errors import CheckpointError, GlmspecError
-from glmspec.build.network.shards import Mapping
-from glmspec.convert import folders, writer
+from glmspec.convert import writer
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.writer import Run
+from glmspec.core import folders
+from glmspec.core.errors import CheckpointError, GlmspecError
+from glmspec.network.shards import Mapping
 
 OPTIONS = Options(RECIPES["nvfp4"], Mapping(2, 1))
 POINTS = 20

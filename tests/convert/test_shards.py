@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from support.models import random_verifier
 
-from glmspec.build.errors import ConfigError, GlmspecError
-from glmspec.build.network.formats import FORMATS
-from glmspec.build.network.shards import Layout, Mapping, Split
 from glmspec.convert import plan
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.formats import NUMPY, Block, to_float32
 from glmspec.convert.recipe import RECIPES, Recipe, Rule
+from glmspec.core.errors import ConfigError, GlmspecError
+from glmspec.network.formats import FORMATS
+from glmspec.network.shards import Layout, Mapping, Split
 
 SIZES = dict(
     vocab_size=100,

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from support.models import write_checkpoint
 
-from glmspec.build.errors import CheckpointError, GlmspecError
 from glmspec.convert.source import Source
+from glmspec.core.errors import CheckpointError, GlmspecError
 
 TENSORS = {
     "a.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),

@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.models import write_checkpoint
 
-from glmspec.build.errors import CheckpointError
 from glmspec.convert.formats import to_float32
 from glmspec.convert.source import Source
 from glmspec.convert.storage import Stored, check_formats, stored
+from glmspec.core.errors import CheckpointError
 
 FP8 = torch.float8_e4m3fn
 FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]

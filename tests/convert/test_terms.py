@@ -10,14 +10,14 @@ import pytest
 from support.cli import done
 from support.models import ASSETS, GOLDENS, edit_checkpoint
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
 from glmspec.convert.beside import LICENCES, matching
 from glmspec.convert.command import Wanted, convert_folder
 from glmspec.convert.conversion import AUTO, plan_conversion
 from glmspec.convert.source import Source
 from glmspec.convert.terms import CLASSES, Terms, read_terms, terms_lines
+from glmspec.core.progress import Progress
 
 ND = "changed copies may not be passed on"
 NC_ND = "Attribution-NonCommercial-NoDerivatives 4.0 International\n\n======\n\nCreative Commons Corporation"

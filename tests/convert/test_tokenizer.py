@@ -11,8 +11,8 @@ from support.cli import done, refused
 from support.models import ASSETS
 from tokenizers.pre_tokenizers import ByteLevel
 
-from glmspec.build.errors import CheckpointError
 from glmspec.convert.tokenizer import has_tokenizer, load_tokenizer
+from glmspec.core.errors import CheckpointError
 from glmspec.runtime.text import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from support.models import GOLDENS, edit_checkpoint
 
-from glmspec.build.errors import CheckpointError
 from glmspec.convert.conversion import plan_conversion
+from glmspec.core.errors import CheckpointError
 
 DSPARK, DFLASH2, REDUCED = (GOLDENS / "checkpoints" / name for name in ("dspark", "dflash2", "dspark_redvocab"))
 HEAD, NORM = torch.full((96, 64), 3.0), torch.ones(64)

@@ -14,7 +14,7 @@ import pytest
 from support.cli import done, refused
 from support.models import ASSETS
 
-from glmspec.build.errors import MissingCapability, NetworkError
+from glmspec.core.errors import MissingCapability, NetworkError
 from glmspec.plugins import OPS, compiler
 from glmspec.plugins.accept import ACCEPT
 from glmspec.plugins.argmax import ARGMAX_SPLIT

@@ -10,9 +10,9 @@ import pytest
 import torch
 from support.networks import PLAIN, author, run
 
-from glmspec.build.errors import NetworkError
-from glmspec.build.network.form import Form
-from glmspec.build.network.reader import read
+from glmspec.core.errors import NetworkError
+from glmspec.network.form import Form
+from glmspec.network.reader import read
 from glmspec.plugins import (
     argmax,
     block_attention,

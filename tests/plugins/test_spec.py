@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from glmspec.build.errors import NetworkError
+from glmspec.core.errors import NetworkError
 from glmspec.plugins import OPS, launch
 from glmspec.plugins.accept import ACCEPT
 from glmspec.plugins.agree import disagreement

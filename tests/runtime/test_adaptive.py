@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.models import ASSETS
 
-from glmspec.build.errors import ConfigError, EngineError
+from glmspec.core.errors import ConfigError, EngineError
 from glmspec.runtime.accept import Ballot, Verdict
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, fair_prices, survivals
 from glmspec.runtime.cost_table import Column, CostTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 from glmspec.runtime.answers import kept_answers
 
 

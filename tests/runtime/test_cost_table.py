@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.records import rewrite
 
-from glmspec.build.errors import ConfigError
+from glmspec.core.errors import ConfigError
 from glmspec.runtime import profile
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs

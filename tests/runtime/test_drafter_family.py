@@ -13,14 +13,14 @@ import pytest
 import torch
 from support.drafters import LIMITS, TENSORS, VARIANTS, Converted, assert_close, draft, golden, load
 
-from glmspec.build.configs.drafter import DrafterConfig, Scaling
-from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED
-from glmspec.build.configs.limits import CONTEXT
-from glmspec.build.models.registry import model_of
-from glmspec.build.network.form import Form
-from glmspec.build.network.reader import read
 from glmspec.build.plan import build_plan
-from glmspec.build.trt import backend
+from glmspec.models.configs.drafter import DrafterConfig, Scaling
+from glmspec.models.configs.drafter_dialects import WINDOW_ANCHORED
+from glmspec.models.registry import model_of
+from glmspec.network.form import Form
+from glmspec.network.limits import CONTEXT
+from glmspec.network.reader import read
+from glmspec.network.trt import backend
 
 
 @pytest.fixture(scope="module")

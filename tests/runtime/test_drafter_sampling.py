@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.drafters import TENSORS, VARIANTS, Converted, assert_close, draft, golden, load
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.models.registry import model_of
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.registry import model_of
 from glmspec.runtime.model import Model
 
 NAMES = [

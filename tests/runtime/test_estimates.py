@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from glmspec.build.errors import ConfigError
+from glmspec.core.errors import ConfigError
 from glmspec.runtime.estimates import Confidence, Margins, fit_temperatures, logit, read_temperatures, sigmoid
 
 W, B = np.array([0.9, 0.3, 2.0]), np.array([-1.0, 0.5, -3.0])

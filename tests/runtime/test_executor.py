@@ -6,10 +6,10 @@ import pytest
 import torch
 from support.networks import author, run
 
-from glmspec.build.errors import NetworkError
-from glmspec.build.network import ops
-from glmspec.build.network.graph import Tensor
-from glmspec.build.network.reader import read
+from glmspec.core.errors import NetworkError
+from glmspec.network import ops
+from glmspec.network.graph import Tensor
+from glmspec.network.reader import read
 from glmspec.runtime.executor import ReferenceExecutor
 
 

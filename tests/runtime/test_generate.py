@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 from support.models import GOLDENS
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import EngineError, GlmspecError, RequestError
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
+from glmspec.core.errors import EngineError, GlmspecError, RequestError
+from glmspec.core.progress import Progress
 from glmspec.runtime import answers, generate, terminal
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.runtime.engine import Engine

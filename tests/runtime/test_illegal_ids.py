@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from support.cli import done
 from support.models import ASSETS, GOLDENS, random_verifier
 
-from glmspec.build.configs.illegal import IllegalIds
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import open_deployment
 from glmspec.build.describe import describe
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import RequestError
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
+from glmspec.core.errors import RequestError
+from glmspec.core.progress import Progress
+from glmspec.models.configs.illegal import IllegalIds
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling

@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.models import LIMITS, load_verifier, random_verifier
 
-from glmspec.build.configs import limits as module
-from glmspec.build.configs.limits import CONTEXT
+from glmspec.network import limits as module
+from glmspec.network.limits import CONTEXT
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 from support.models import ASSETS
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
+from glmspec.core.progress import Progress
 from glmspec.plugins import OPS
 from glmspec.plugins.launch import Launcher
 from glmspec.plugins.spec import NoPlugin

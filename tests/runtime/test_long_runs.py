@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import torch
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.models.acceptance import DraftLaw, Greedy, Logprobs, Rejection, Sampled
-from glmspec.build.network.form import Form
+from glmspec.models.acceptance import DraftLaw, Greedy, Logprobs, Rejection, Sampled
+from glmspec.network.form import Form
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.accept import Acceptance
 from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.ending import Ending

@@ -10,10 +10,10 @@ from support.cli import done
 from support.drafters import Converted, assert_close, draft, golden, load
 from support.models import ASSETS
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Options, open_deployment
-from glmspec.build.errors import ConfigError
-from glmspec.build.models.registry import model_of
+from glmspec.build.target import TARGETS
+from glmspec.core.errors import ConfigError
+from glmspec.models.registry import model_of
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Request
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models import ASSETS, GOLDENS, edit_checkpoint
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import CheckpointError
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import plan_conversion
+from glmspec.core.errors import CheckpointError
+from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Request
 

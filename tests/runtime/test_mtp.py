@@ -11,15 +11,15 @@ import torch
 from support.models import ASSETS, LIMITS
 from support.mtp import OracleChain, Outputs, hiddens, load_oracle
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.models.mtp import Mtp
-from glmspec.build.models.verifier import Verifier
-from glmspec.build.network.contract import WEIGHT
-from glmspec.build.network.form import Form
-from glmspec.build.network.shards import Mapping
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES
+from glmspec.models.mtp import Mtp
+from glmspec.models.verifier import Verifier
+from glmspec.network.contract import WEIGHT
+from glmspec.network.form import Form
+from glmspec.network.limits import EngineLimits
+from glmspec.network.shards import Mapping
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span

@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from support.models import ASSETS, GOLDENS, LIMITS, edit_checkpoint, mtp_tensors
 from support.mtp import OracleChain, hiddens, load_oracle
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.errors import EngineError
-from glmspec.build.models.acceptance import DraftLaw, Rejection
-from glmspec.build.models.mtp import Mtp
-from glmspec.build.network.form import Form
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import plan_conversion
+from glmspec.core.errors import EngineError
+from glmspec.core.progress import Progress
+from glmspec.models.acceptance import DraftLaw, Rejection
+from glmspec.models.mtp import Mtp
+from glmspec.network.form import Form
 from glmspec.plugins import draw
 from glmspec.runtime.accept import Acceptance
 from glmspec.runtime.engine import Engine

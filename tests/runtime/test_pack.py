@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.pack import Block, Rows, pack_blocks, pack_rows
 from glmspec.runtime.pages import NULL_PAGE, Span, ring_write_plan, write_plan
 

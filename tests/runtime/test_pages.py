@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.pages import (
     NULL_PAGE,
     PagePool,

@@ -13,18 +13,18 @@ import pytest
 import torch
 from support.models import ASSETS, LIMITS, calibrated, random_verifier
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.layers.quantized import rounded
-from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network
-from glmspec.build.network.module import Weight
-from glmspec.build.network.reader import read
-from glmspec.build.network.shards import Mapping
-from glmspec.build.trt import backend
 from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES, Recipe, Rule
+from glmspec.models.layers.quantized import rounded
+from glmspec.network.contract import TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Network
+from glmspec.network.limits import EngineLimits
+from glmspec.network.module import Weight
+from glmspec.network.reader import read
+from glmspec.network.shards import Mapping
+from glmspec.network.trt import backend
 from glmspec.plugins import rounding
 from glmspec.runtime.executor import ReferenceExecutor
 from glmspec.runtime.model import Model

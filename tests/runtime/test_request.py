@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 from glmspec.runtime.request import LENGTH, Answer, Delta, Request
 
 GOOD = {"prompt_ids": (1, 2, 3), "max_tokens": 4}

@@ -9,12 +9,12 @@ import pytest
 import torch
 from support.models import features_as_taps, golden_drafters, whole_contexts
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.models.registry import model_of
-from glmspec.build.network.form import Form
-from glmspec.build.trt import backend
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
+from glmspec.models.registry import model_of
+from glmspec.network.form import Form
+from glmspec.network.limits import EngineLimits
+from glmspec.network.trt import backend
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Block, pack_blocks
 from glmspec.runtime.pages import PagePool, Span

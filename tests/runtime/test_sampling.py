@@ -13,8 +13,8 @@ import pytest
 import torch
 from support.models import ASSETS
 
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.accept import Acceptance, Ballot
 from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.engine import Engine

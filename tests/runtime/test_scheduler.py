@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.accept import Verdict
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.request import LENGTH, Delta, Request

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.models import ASSETS, GOLDENS, reference_verifier, stable_topk, whole_contexts
 
-from glmspec.build.network.contract import CACHE
-from glmspec.build.network.form import Form
+from glmspec.network.contract import CACHE
+from glmspec.network.form import Form
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
 from glmspec.runtime.model import Model

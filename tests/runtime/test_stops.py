@@ -10,7 +10,7 @@ import pytest
 from support.cli import done, refused
 from support.models import ASSETS
 
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import STOP, STOP_LONGEST, STOPS_MOST, Request

@@ -10,17 +10,17 @@ import torch
 from support.models import ASSETS, GOLDENS, LIMITS, random_verifier
 from support.networks import author
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options as Wanted
 from glmspec.build.engine import build_engines
-from glmspec.build.errors import GlmspecError, NetworkError
-from glmspec.build.network import ops
-from glmspec.build.network.form import Form
-from glmspec.build.network.reader import read
-from glmspec.build.network.shards import Mapping
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import Options, plan_conversion
 from glmspec.convert.recipe import RECIPES
+from glmspec.core.errors import GlmspecError, NetworkError
+from glmspec.core.progress import Progress
+from glmspec.network import ops
+from glmspec.network.form import Form
+from glmspec.network.reader import read
+from glmspec.network.shards import Mapping
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.executor import LockstepExecutor
 from glmspec.runtime.executor.lockstep import _Meeting

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from support.models import ASSETS
 
-from glmspec.build.errors import CheckpointError, RequestError
+from glmspec.core.errors import CheckpointError, RequestError
 from glmspec.runtime.text import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "Count to 3."}, {"role": "assistant", "content": "1 2 3"}]

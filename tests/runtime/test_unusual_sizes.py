@@ -14,11 +14,11 @@ from support.drafters import LIMITS as DRAFTER_LIMITS
 from support.drafters import PAGES, RINGS, Converted, load
 from support.models import LIMITS, features_as_taps, load_verifier, random_verifier, stable_topk
 
-from glmspec.build.configs.drafter import Convolution, DrafterConfig, MarkovHead, Selector
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Options, open_deployment
-from glmspec.build.errors import ConfigError
-from glmspec.build.models.registry import checkpoint_specs, model_of
+from glmspec.build.target import TARGETS
+from glmspec.core.errors import ConfigError
+from glmspec.models.configs.drafter import Convolution, DrafterConfig, MarkovHead, Selector
+from glmspec.models.registry import checkpoint_specs, model_of
 from glmspec.runtime.pack import Block, Rows, pack_blocks, pack_rows
 from glmspec.runtime.pages import Span
 

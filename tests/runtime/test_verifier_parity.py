@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.models import ASSETS, LIMITS, load_verifier, random_verifier, reference_verifier, stable_topk
 
-from glmspec.build.configs.limits import EngineLimits
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glmspec.build.configs.target import TARGETS
+from glmspec.build.target import TARGETS
 from glmspec.plugins import OPS
 
 ROOT = Path(__file__).resolve().parents[2]

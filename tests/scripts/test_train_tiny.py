@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.models import ASSETS, GOLDENS
 
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.progress import Progress
+from glmspec.build.target import TARGETS
+from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Request
 

@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.network.form import Form
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.network.form import Form
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Block, pack_blocks
 from glmspec.runtime.pages import Span

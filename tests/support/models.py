@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from glmspec.build.configs.drafter import DrafterConfig
-from glmspec.build.configs.limits import EngineLimits
-from glmspec.build.layers.paged import WHOLE
-from glmspec.build.models.dflash import BlockAttention
-from glmspec.build.network.form import Form
 from glmspec.build.validate.twin import stable_topk as stable_topk
 from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import weights_of
+from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.dflash import BlockAttention
+from glmspec.models.layers.paged import WHOLE
+from glmspec.network.form import Form
+from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
 
 DATA = Path(__file__).resolve().parent.parent / "data"

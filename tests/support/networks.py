@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from glmspec.build.network.contract import TensorSpec
-from glmspec.build.network.form import Form
-from glmspec.build.network.graph import Network, Tensor
-from glmspec.build.network.reader import read
-from glmspec.build.trt import backend
+from glmspec.network.contract import TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Network, Tensor
+from glmspec.network.reader import read
+from glmspec.network.trt import backend
 from glmspec.runtime.executor import ReferenceExecutor
 
 PLAIN = Form(compute="float32")

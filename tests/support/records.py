@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from glmspec.convert.sealed import write_sealed
+from glmspec.core.sealed import write_sealed
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from glmspec.build.errors import RequestError, ServerError
+from glmspec.core.errors import RequestError, ServerError
 from glmspec.runtime.stats import SpecStats
 from glmspec.triton_repo import client
 from glmspec.triton_repo.client import Client

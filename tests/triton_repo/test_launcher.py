@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from glmspec.build.errors import EngineError, MissingCapability
+from glmspec.core.errors import EngineError, MissingCapability
 from glmspec.triton_repo import launcher
 from glmspec.triton_repo.launcher import Ports, Server
 from glmspec.triton_repo.repository import write_repository

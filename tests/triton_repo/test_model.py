@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from glmspec.convert.files import sha256
+from glmspec.core.files import sha256
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.runtime.cost_table import Column, CostTable, MadeFor, save_costs
 from glmspec.runtime.request import Request

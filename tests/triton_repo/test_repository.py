@@ -14,7 +14,7 @@ from google.protobuf import text_format
 from support.records import rewrite
 from tritonclient.grpc import model_config_pb2
 
-from glmspec.build.errors import EngineError, GlmspecError
+from glmspec.core.errors import EngineError, GlmspecError
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.triton_repo.adaptive import settings_of
 from glmspec.triton_repo.interface import INPUTS, OUTPUTS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.models import ASSETS
 
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 from glmspec.runtime.request import Request
 from glmspec.runtime.text import Tokenizer
 from glmspec.triton_repo.interface import INPUTS

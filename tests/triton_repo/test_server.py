@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 
-from glmspec.build.errors import RequestError
+from glmspec.core.errors import RequestError
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import LENGTH, STOP, Answer, Request
 from glmspec.runtime.sampling import Sampling

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from glmspec.build.errors import GlmspecError, RequestError
+from glmspec.core.errors import GlmspecError, RequestError
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import LENGTH, Answer, Delta, Request
 from glmspec.triton_repo.worker import Cancelled, Listener, Worker

@@ -1,0 +1,1 @@
+"""What every floor stands on: errors, progress, JSON fields, files and folders that are never half-written."""

@@ -1,0 +1,97 @@
+"""Some layers of a verifier as a network: what one after the other compiles faster than the whole.
+
+The first group holds the embedding, the last one the head; in between the residual stream and, where the next layer
+reuses them, the rows attended to go from group to group.
+
+Legend: N tokens of the step, R rows whose logits are asked for, D hidden, K rows attended to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
+from glmspec.models.layers.mla import Attended, Step
+from glmspec.models.verifier import Verifier, index_cache, latent_cache
+from glmspec.network import ops
+from glmspec.network.contract import CACHE, TensorSpec
+from glmspec.network.form import Form
+from glmspec.network.graph import Tensor
+from glmspec.network.limits import EngineLimits
+from glmspec.network.module import Weight
+
+STREAM, ROWS, VISIBLE = "group.stream", "group.rows", "group.visible"
+
+
+class LayerGroup(Verifier):
+    """Layers `span` of a verifier, under the whole network's names. rows: K of its top-k."""
+
+    def __init__(
+        self,
+        config: VerifierConfig,
+        taps: tuple[int, ...],
+        span: range,
+        rows: int,
+        *,
+        hidden: bool = False,
+        illegal: IllegalIds = ALL_LEGAL,
+    ) -> None:
+        super().__init__(config, taps, hidden=hidden, illegal=illegal)
+        self.span, self.rows = span, rows
+        self.first, self.last = span.start == 0, span.stop == config.num_hidden_layers
+
+    def weights(self) -> Iterator[Weight]:
+        """Of these layers, and of the embedding or the head where they are in it."""
+        if self.first:
+            yield from self.model.embed_tokens.weights()
+        for index in self.span:
+            yield from self.model.layers[index].weights()
+        if self.last:
+            yield from self.model.norm.weights()
+            yield from self.lm_head.weights()
+
+    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+        """The verifier's, less the caches of other layers, and what comes from the group before."""
+        caches = {name(index) for index in self.span for name in (latent_cache, index_cache)}
+        unused = set() if self.first else {"token_ids", VOCABULARY_START}
+        unused |= set() if self.last else {"logit_rows", LEGAL_BIAS}
+        if not any(self.config.indexer_types[index] == "full" for index in self.span):
+            unused |= {"segment_rows", "row_slot", "page_table"}
+        if not any(self.config.mlp_layer_types[index] == "sparse" for index in self.span):
+            unused.add(EXPERT_START)
+        specs = [
+            spec
+            for spec in super().input_specs(limits, form)
+            if spec.name not in unused and (spec.role != CACHE or spec.name in caches)
+        ]
+        return specs + ([] if self.first else self._handed(form, self.span.start))
+
+    def forward(self, token_ids_N: Tensor | None, logit_rows_R: Tensor | None, step: Step) -> None:
+        """Marks the stream and rows, or the verifier's own outputs, as outputs."""
+        inputs = step.net.inputs
+        if self.first:
+            x_ND, attended = self.model.embed_tokens(token_ids_N), None
+        else:
+            x_ND = inputs[STREAM]
+            attended = Attended(inputs[ROWS], inputs[VISIBLE]) if ROWS in inputs else None
+        if self.first:
+            self.tap(0, x_ND)
+        for index in self.span:
+            x_ND, attended = self.model.layers[index](x_ND, step, attended)
+            self.tap(index + 1, x_ND)
+        if self.last:
+            self.head(x_ND, logit_rows_R)
+        else:
+            # A tap may be the same tensor, and a tensor has one name.
+            given = (ops.identity(x_ND), attended.rows_NK, attended.visible_NK)
+            for spec, tensor in zip(self._handed(step.net.form, self.span.stop), given, strict=False):
+                step.net.output(tensor, spec)
+
+    def _handed(self, form: Form, layer: int) -> list[TensorSpec]:
+        """What goes in front of a layer: the stream, and the rows if the layer reuses them."""
+        specs = [TensorSpec(STREAM, form.compute, ("N", self.config.hidden_size))]
+        if self.config.indexer_types[layer] == "shared":
+            specs += [TensorSpec(ROWS, "int32", ("N", self.rows)), TensorSpec(VISIBLE, "int32", ("N", self.rows))]
+        return specs

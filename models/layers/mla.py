@@ -1,0 +1,187 @@
+"""Multi-head latent attention with DSA: the attention half of a verifier layer.
+
+A latent row is [rotary key | compressed K/V]: TensorRT's rotary layer turns the leading columns and passes
+the rest, so the whole row goes through it and nothing is cut out and put back.
+
+Legend: N tokens, D hidden, A query rank, H heads (of this rank), E rotary columns, C compressed K/V, L = E + C latent
+row, J index heads, I index head size, K rows attended to, X pages, P rows a page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glmspec.models.configs.verifier import LATENT_NORM_EPS, VerifierConfig
+from glmspec.models.layers.basic import LayerNorm, Linear, RMSNorm
+from glmspec.models.layers.paged import WritePlan, append
+from glmspec.models.layers.pieces import by_rows, piece
+from glmspec.models.layers.rotary import Rotary
+from glmspec.network import ops
+from glmspec.network.graph import Network, Tensor
+from glmspec.network.module import Module, Weight
+from glmspec.plugins import index_topk, sparse_mla
+
+
+@dataclass(frozen=True)
+class Attended:
+    """The cache rows each token attends to: rows int32 [N, K], and whether each is visible, int32 [N, K]."""
+
+    rows_NK: Tensor
+    visible_NK: Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """What every layer of a verifier step reads. Shapes: see the verifier's contract. (A layer without an indexer reads
+    no segments.)"""
+
+    net: Network
+    positions_N: Tensor
+    segment_rows_GS: Tensor
+    row_slot_N2: Tensor
+    page_table_GM: Tensor
+    rotary: Rotary
+    plan: WritePlan
+    index_topk: int
+    index_pieces: int  # of the segments, scored one after the other
+    index_heads: int  # heads of the indexer scored at once
+    attention_pieces: int  # of the rows, attending one after the other
+    expert_pieces: int  # of the rows, through the experts one after the other
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some of a step's segments, as a step of their own whose rows are the Z places of the segments: the row of the
+    step in each, its number in a segment, and its segment and place. The last piece repeats the last segment."""
+
+    rows_Z: Tensor
+    positions_Z: Tensor
+    page_table_GM: Tensor
+    numbers_GS: Tensor
+    slot_Z2: Tensor
+
+
+def segment_size(step: Step) -> Tensor:
+    """S, int32 [1]."""
+    return ops.reduce(ops.arange_like(step.segment_rows_GS, 1), "MAX", 0) + 1
+
+
+def pieces_of(step: Step) -> list[Piece]:
+    """The step's pieces, the same for every layer."""
+    shared, key = step.net.shared, ("pieces", step.segment_rows_GS.trt.name)
+    if key not in shared:
+        shared[key] = [_piece(step, at) for at in range(step.index_pieces)]
+    return shared[key]
+
+
+def _piece(step: Step, at: int) -> Piece:
+    table_GM, rows_GS = step.page_table_GM, step.segment_rows_GS
+    size_1, segment_G = segment_size(step), piece(rows_GS, step.index_pieces, at)
+    own_G = ops.arange_like(rows_GS, 0, step.index_pieces)
+    rows_Z = ops.reshape(ops.gather(rows_GS, segment_G), (-1,))
+    numbers_GS = ops.reshape(own_G * size_1, (-1, 1)) + ops.reshape(ops.arange_like(rows_GS, 1), (1, -1))
+    number_Z = ops.arange_like(rows_Z, 0)
+    segment_Z = number_Z // size_1
+    slot_Z2 = ops.concat([ops.reshape(one, (-1, 1)) for one in (segment_Z, number_Z - segment_Z * size_1)], 1)
+    return Piece(rows_Z, ops.gather(step.positions_N, rows_Z), ops.gather(table_GM, segment_G), numbers_GS, slot_Z2)
+
+
+class Indexer(Module):
+    """Scores the context cheaply and picks the K rows the layer (and its sharers) attend to."""
+
+    def __init__(self, config: VerifierConfig, cache: str) -> None:
+        heads, dim = config.index_n_heads, config.index_head_dim
+        self.wq_b = Linear(config.q_lora_rank, heads * dim)
+        self.wk = Linear(config.hidden_size, dim)
+        self.k_norm = LayerNorm(dim, LATENT_NORM_EPS)
+        self.weights_proj = Linear(config.hidden_size, heads, dtype="float32")
+        self.heads, self.dim = heads, dim
+        self.interleaved = config.indexer_rope_interleave
+        self.cache = cache
+
+    def forward(self, x_ND: Tensor, q_latent_NA: Tensor, step: Step) -> Attended:
+        """Appends this step's index keys, then picks rows."""
+        q_NJI = ops.reshape(self.wq_b(q_latent_NA), (0, self.heads, self.dim))
+        q_NJI = step.rotary.turn(q_NJI, interleaved=self.interleaved)
+        key_N1I = ops.reshape(self.k_norm(self.wk(x_ND)), (0, 1, self.dim))
+        key_N1I = step.rotary.turn(key_N1I, interleaved=self.interleaved)
+        keys_X1PI = append(self.cache, key_N1I, step.plan)
+        weight_NJ = self.weights_proj(x_ND) * (self.heads**-0.5 * self.dim**-0.5)
+        return Attended(*best_rows(q_NJI, weight_NJ, keys_X1PI, step))
+
+
+def best_rows(q_NJI: Tensor, weight_NJ: Tensor, keys_X1PI: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    """What `index_topk` gives for the step's rows: of all segments at once, or piece by piece."""
+    chosen = {"k": step.index_topk, "at_once": step.index_heads}
+    if step.index_pieces == 1:
+        slots = (step.page_table_GM, step.segment_rows_GS, step.row_slot_N2, step.positions_N)
+        return index_topk.native(q_NJI, weight_NJ, keys_X1PI, *slots, **chosen)
+    found = []
+    for slots in pieces_of(step):
+        q_ZJI, weight_ZJ = ops.gather(q_NJI, slots.rows_Z), ops.gather(weight_NJ, slots.rows_Z)
+        tables = (slots.page_table_GM, slots.numbers_GS, slots.slot_Z2, slots.positions_Z)
+        found.append(index_topk.native(q_ZJI, weight_ZJ, keys_X1PI, *tables, **chosen))
+    segment_N, place_N = (ops.column(step.row_slot_N2, at) for at in (0, 1))
+    slot_N = segment_N * segment_size(step) + place_N
+    return tuple(ops.gather(ops.concat(parts, 0), slot_N) for parts in zip(*found, strict=True))
+
+
+class LatentAttention(Module):
+    """Absorbed MLA: queries move into the latent space, so only latents are cached and read."""
+
+    def __init__(self, config: VerifierConfig, indexer: bool, latent_cache: str, index_cache: str) -> None:
+        heads, rank = config.num_attention_heads, config.q_lora_rank
+        self.q_a_proj = Linear(config.hidden_size, rank)
+        self.q_a_layernorm = RMSNorm(rank, LATENT_NORM_EPS)
+        self.q_b_proj = Linear(rank, heads * config.qk_head_dim)
+        self.kv_a_proj_with_mqa = Linear(config.hidden_size, config.latent_dim)
+        self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, LATENT_NORM_EPS)
+        # kv_b_proj, split per head by the converter: keys are absorbed into the query, values into the output.
+        self.w_uk = Weight(heads, config.qk_nope_head_dim, config.kv_lora_rank)
+        self.w_uv = Weight(heads, config.kv_lora_rank, config.v_head_dim)
+        self.o_proj = Linear(heads * config.v_head_dim, config.hidden_size)
+        self.indexer = Indexer(config, index_cache) if indexer else None
+        self.config = config
+        self.cache = latent_cache
+
+    def forward(self, x_ND: Tensor, step: Step, shared: Attended | None) -> tuple[Tensor, Attended]:
+        """x [N, D] -> ([N, D] of the rank's heads, the rows attended to). shared: the rows that a layer without indexer
+        reuses."""
+        config = self.config
+        q_latent_NA = self.q_a_layernorm(self.q_a_proj(x_ND))
+        attended = self.indexer(x_ND, q_latent_NA, step) if self.indexer else shared
+        latents_X1PL = append(self.cache, self._latent(x_ND, step), step.plan)
+        scale, value_start = config.softmax_scale, config.qk_rope_head_dim
+
+        def attend(q_NHL: Tensor, rows_NK: Tensor, visible_NK: Tensor) -> Tensor:
+            return sparse_mla.native(q_NHL, latents_X1PL, rows_NK, visible_NK, scale=scale, value_start=value_start)
+
+        rows = (self._query(q_latent_NA, step), attended.rows_NK, attended.visible_NK)
+        out_NHC = by_rows(attend, step.attention_pieces, *rows)
+        value_HNV = ops.matmul(ops.transpose(out_NHC, (1, 0, 2)), self.w_uv.tensor)
+        value_NF = ops.reshape(ops.transpose(value_HNV, (1, 0, 2)), (-1, self._heads() * config.v_head_dim))
+        return self.o_proj(value_NF), attended
+
+    def _heads(self) -> int:
+        """Heads of this rank."""
+        return self.w_uk.tensor.shape[0]
+
+    def _query(self, q_latent_NA: Tensor, step: Step) -> Tensor:
+        """[N, H, L]: the rotary part, beside the nope part moved into the latent space."""
+        config = self.config
+        nope, rotary = config.qk_nope_head_dim, config.qk_rope_head_dim
+        q_NHF = ops.reshape(self.q_b_proj(q_latent_NA), (0, self._heads(), nope + rotary))
+        nope_HNF = ops.transpose(ops.narrow(q_NHF, 2, 0, nope), (1, 0, 2))
+        absorbed_NHC = ops.transpose(ops.matmul(nope_HNF, self.w_uk.tensor), (1, 0, 2))
+        q_NHL = ops.concat([ops.narrow(q_NHF, 2, nope, rotary), absorbed_NHC], 2)
+        return step.rotary.turn(q_NHL, interleaved=config.rope_interleave)
+
+    def _latent(self, x_ND: Tensor, step: Step) -> Tensor:
+        """[N, 1, L]: the row to cache."""
+        config = self.config
+        compressed, rotary = config.kv_lora_rank, config.qk_rope_head_dim
+        row_NF = self.kv_a_proj_with_mqa(x_ND)
+        kv_NC = self.kv_a_layernorm(ops.narrow(row_NF, 1, 0, compressed))
+        row_NL = ops.concat([ops.narrow(row_NF, 1, compressed, rotary), kv_NC], 1)
+        row_N1L = ops.reshape(row_NL, (0, 1, rotary + compressed))
+        return step.rotary.turn(row_N1L, interleaved=config.rope_interleave)

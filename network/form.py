@@ -1,0 +1,120 @@
+"""The form of a network: compute dtype, number format of every weight, division among ranks.
+
+The same rules say what tensors a rank's files hold of a weight (the converter writes them, `Checkpoint` checks them)
+and what inputs the rank's network declares for it. Those are the same on every rank, so ranks share one network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping as Table
+from dataclasses import dataclass, field, replace
+
+from glmspec.network.contract import WEIGHT, TensorSpec
+from glmspec.network.formats import FORMATS, ITEM_BYTES, QUANTIZED
+from glmspec.network.limits import CONTEXT
+from glmspec.network.shards import Layout, Mapping, layout_of
+
+Shape = tuple[int, ...]
+
+# safetensors' names in the networks' spelling. NVFP4 codes lie two a byte: a network sees them one by one.
+_DTYPES = {"F32": "float32", "F8_E4M3": "float8_e4m3fn", "U8": "float4_e2m1fn", "I32": "int32"}
+FP4 = _DTYPES["U8"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor of one rank's files, as in its header. dtype: safetensors' name."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+def field_name(name: str, suffix: str) -> str:
+    """`X.weight` has `X.weight_scale` and `X.input_scale`, `X` without `.weight` has `X_scale`, `X_input_scale`."""
+    if suffix == "input_scale" and name.endswith(".weight"):
+        return name.removesuffix("weight") + suffix
+    return f"{name}_{suffix}" if suffix else name
+
+
+def held(name: str, dims: Shape, format: str, layout: Layout, scaled: bool, rank: int) -> dict[str, Held]:
+    """The tensors a rank holds of a weight, by field. dims: of the whole weight. scaled: it has an activation scale."""
+    units, rows, columns = layout.box(rank)
+    made = {}
+    for suffix, one in FORMATS[format].items():
+        size = one.size(len(rows), len(columns))
+        shape = _shape(dims, layout, len(units), size, bool(one.rows))
+        made[suffix] = Held(field_name(name, suffix), one.dtype, shape)
+    if scaled:
+        shape = _shape(dims, layout, len(units), (1, 1), False)
+        made["input_scale"] = Held(field_name(name, "input_scale"), "F32", shape)
+    return made
+
+
+def _shape(dims: Shape, layout: Layout, units: int, size: tuple[int, int], matrix: bool) -> Shape:
+    """A field's shape: the weight's own with its last two dimensions replaced, or one number a unit."""
+    if layout.units == 1:
+        if not matrix:
+            return ()
+        return size if len(dims) == 2 else (*dims[:-1], size[1]) if len(dims) > 1 else dims
+    stacked = dims[1] // layout.rows  # units in a slice of the first dimension: gate and up are two
+    lead = (units // stacked,)
+    if not matrix:
+        return lead if stacked == 1 else (*lead, stacked)
+    return (*lead, stacked * size[0], size[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """compute: "float32" or "bfloat16". formats: of the weights that are quantized, by name. scaled: names of those
+    whose activations are quantized too, by a scale of the checkpoint. profile: the steps it is for (see
+    `EngineLimits.profiles`). moe: "composed" of ordinary layers, or TensorRT's own "layer" (SM100, SM103). sizes:
+    contract symbols that are fixed, for a network of one static bucket. plugins: the GPU, like "SM100", whose plugins
+    stand in for layers; empty: layers only."""
+
+    compute: str
+    mapping: Mapping = field(default_factory=Mapping)
+    formats: Table[str, str] = field(default_factory=dict)
+    scaled: frozenset[str] = frozenset()
+    profile: str = CONTEXT
+    moe: str = "composed"
+    sizes: Table[str, int] = field(default_factory=dict)
+    plugins: str = ""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The number formats among the weights, sorted; none when all are plain."""
+        return tuple(sorted(set(self.formats.values())))
+
+    def format(self, name: str) -> str | None:
+        """The number format of a quantized weight, None for a plain one."""
+        return self.formats.get(name)
+
+    def fixed(self, spec: TensorSpec) -> TensorSpec:
+        """An input or output with the symbols that are fixed replaced by their sizes."""
+        return replace(spec, dims=tuple(self.sizes.get(dim, dim) for dim in spec.dims)) if self.sizes else spec
+
+    def specs(self, whole: TensorSpec, drafter: bool = False) -> dict[str, TensorSpec]:
+        """The network inputs that a weight is, by field. whole: the weight before division, in its plain dtype."""
+        dims, format, layout = tuple(whole.dims), self.format(whole.name), layout_of(whole, self.mapping, drafter)
+        if format is None:
+            plain = held(whole.name, dims, "float32", layout, False, 0)[""].shape
+            return {"": TensorSpec(whole.name, whole.dtype, plain, WEIGHT)}
+        tensors = held(whole.name, dims, format, layout, whole.name in self.scaled, 0)
+        return {suffix: _spec(one) for suffix, one in tensors.items()}
+
+
+def quantized_formats(formats: Table[str, str]) -> dict[str, str]:
+    """Of a checkpoint's formats, those a network must know: the quantized ones."""
+    return {name: format for name, format in formats.items() if format in QUANTIZED}
+
+
+def _spec(tensor: Held) -> TensorSpec:
+    dtype, shape = _DTYPES[tensor.dtype], tensor.shape
+    return TensorSpec(tensor.name, dtype, (*shape[:-1], 2 * shape[-1]) if dtype == FP4 else shape, WEIGHT)
