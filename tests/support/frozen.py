@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import load_file
 
 from glmspec.build.cli import main
-from glmspec.build.configs.target import TARGETS
 from glmspec.build.deployment import Deployment, Options, open_deployment
 from glmspec.build.kernels import kernels_of
-from glmspec.build.network.reader import read
-from glmspec.build.trt import Backend, backend
+from glmspec.build.target import TARGETS
+from glmspec.network.reader import read
+from glmspec.network.trt import Backend, backend
 from support.cli import run
 from support.models import ASSETS, DATA, GOLDENS, edit_checkpoint
 from support.tensorrt_stand_in import networks_with_plugins
