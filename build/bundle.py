@@ -19,7 +19,6 @@ from types import NoneType
 from typing import Any
 
 from glmspec.build.deployment import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, Deployment
-from glmspec.build.directory import CHOICES, CONTRACT, WEIGHTS, limits_of
 from glmspec.build.engine_writer import (
     REPORT,
     TOKENIZER,
@@ -31,9 +30,8 @@ from glmspec.build.engine_writer import (
     written_weights,
 )
 from glmspec.build.kernels import graphs_of, kernels_of
-from glmspec.build.machine import compiler_for, this_machine
 from glmspec.build.member import Member
-from glmspec.build.target import TARGETS, Target
+from glmspec.build.target import TARGETS, Target, compiler_for
 from glmspec.build.validate.report import Report
 from glmspec.convert.checkpoint import Checkpoint, built_for
 from glmspec.convert.origin import name_of
@@ -47,7 +45,9 @@ from glmspec.core.sealed import check_files, check_shape, kind_of, open_sealed, 
 from glmspec.models.acceptance import DraftLaw
 from glmspec.models.configs.illegal import IllegalIds
 from glmspec.network.contract import Contract
+from glmspec.network.machine import this_machine
 from glmspec.network.trt import Backend
+from glmspec.runtime.directory import CHOICES, CONTRACT, WEIGHTS, limits_of
 
 PLUGINS = "plugins"
 _AGAIN = "Prepare the bundle again."

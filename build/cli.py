@@ -131,7 +131,7 @@ def convert(
 def calibrate(source: Path, prompts: Path, output: Path) -> None:
     """Measure the activations of the verifier SOURCE on prompts, for `convert --calibration`. Needs ModelOpt."""
     check_config(source)
-    from glmspec.convert.calibrate import calibrate as measure
+    from glmspec.build.calibrate import calibrate as measure
 
     count = measure(source, prompts, output, progress())
     result(f"{output}: {count} modules")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.bundle import open_bundle
-from glmspec.build.directory import EngineDirectory
 from glmspec.build.kernels import open_kernels
 from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
@@ -30,6 +29,7 @@ from glmspec.core.sealed import MANIFEST, kind_of, open_manifest
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.drafter_dialects import Dialect
 from glmspec.models.configs.kinds import Config, parse_config
+from glmspec.runtime.directory import EngineDirectory
 
 Record = dict[str, Any]
 

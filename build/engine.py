@@ -13,10 +13,9 @@ from glmspec.build.bundle import prepare
 from glmspec.build.deployment import Deployment, Options, open_deployment
 from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_engines
 from glmspec.build.kernels import check_plugins
-from glmspec.build.machine import compiler_for
 from glmspec.build.member import MTP
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
-from glmspec.build.target import PROXY_PACKAGE, Target
+from glmspec.build.target import PROXY_PACKAGE, Target, compiler_for
 from glmspec.build.validate.run import Wanted, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Conversion

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from glmspec.build.bundle import open_bundle
 from glmspec.build.describe import describe, kind_in
-from glmspec.build.directory import EngineDirectory
 from glmspec.build.kernels import open_kernels
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.command import left_out_lines
@@ -20,6 +19,7 @@ from glmspec.convert.terms import terms_lines
 from glmspec.core.fields import read_json
 from glmspec.core.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
 from glmspec.core.units import size_text
+from glmspec.runtime.directory import EngineDirectory
 
 
 def show(folder: Path) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from glmspec.core.errors import EngineError, MissingCapability
+from glmspec.network.machine import this_machine
+from glmspec.network.trt import Backend, backend
+
 GB = 10**9
 
 
@@ -92,3 +96,22 @@ TARGETS: dict[str, Target] = {
 }
 # What networks for a GPU that cannot be built for here are compiled for instead, to see that they compile.
 PROXY_PACKAGE, PROXY_CAPABILITY = "tensorrt_rtx", "SM120"
+
+
+def compiler_for(target: Target) -> Backend | None:
+    """The TensorRT that compiles for the target on this machine; None when it is not here, or its GPU is not.
+    Raises `EngineError` when the GPU is another one, `MissingCapability` when no TensorRT at all is here."""
+    if target.package in (None, PROXY_PACKAGE):
+        try:
+            return backend(target.package)
+        except MissingCapability as error:
+            raise MissingCapability(f"--target {target.name} ({target.description}): {error}") from None
+    machine = this_machine(target.package)
+    if machine.version is None or machine.compute_capability is None:
+        return None
+    if machine.compute_capability != target.compute_capability:
+        raise EngineError(
+            f"--target {target.name}: needs a GPU of {target.compute_capability}, and this machine's is "
+            f"{machine.compute_capability}. Build where that GPU is, or choose another target."
+        )
+    return backend(target.package)

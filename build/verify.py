@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from glmspec.build.bundle import checkpoints_of, open_bundle
-from glmspec.build.directory import EngineDirectory
 from glmspec.build.kernels import open_kernels
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.core.errors import GlmspecError
 from glmspec.core.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
 from glmspec.core.progress import Progress
 from glmspec.core.sealed import MANIFEST, check_digest, kind_of, open_manifest
+from glmspec.runtime.directory import EngineDirectory
 
 
 def verify_folder(folder: Path, progress: Progress) -> str:

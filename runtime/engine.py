@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from glmspec.build.directory import EngineDirectory
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.core.errors import EngineError
 from glmspec.core.files import sha256
@@ -25,6 +24,7 @@ from glmspec.runtime.accept import BLOCK, STANDARD, Acceptance
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, prepare
 from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.cost_table import MadeFor
+from glmspec.runtime.directory import EngineDirectory
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.model import Model
 from glmspec.runtime.profile import Machinery

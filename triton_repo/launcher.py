@@ -26,10 +26,10 @@ from pathlib import Path
 
 import click
 
-from glmspec.build.directory import EngineDirectory
 from glmspec.core.errors import EngineError, MissingCapability
 from glmspec.core.files import opened_alone
 from glmspec.core.progress import Progress
+from glmspec.runtime.directory import EngineDirectory
 from glmspec.triton_repo.interface import MODEL_NAME
 from glmspec.triton_repo.repository import open_repository
 

@@ -12,13 +12,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.directory import EngineDirectory
 from glmspec.convert.beside import copy_files
 from glmspec.core.errors import EngineError
 from glmspec.core.files import REPOSITORY, producer, sha256, write_bytes
 from glmspec.core.folders import new_folder
 from glmspec.core.sealed import check_digest, check_files, digests, kind_of, open_sealed, write_sealed
 from glmspec.runtime.adaptive import Adaptive
+from glmspec.runtime.directory import EngineDirectory
 from glmspec.triton_repo.adaptive import parameters_of
 from glmspec.triton_repo.interface import INPUTS, MODEL_NAME, OUTPUTS
 

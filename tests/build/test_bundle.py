@@ -17,10 +17,9 @@ from support.models import ASSETS, random_verifier
 from support.records import rewrite
 from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
-from glmspec.build import bundle, machine
-from glmspec.build.directory import EngineDirectory
+from glmspec.build import bundle
+from glmspec.build import target as targets
 from glmspec.build.engine import Options, build_engines
-from glmspec.build.machine import Machine
 from glmspec.build.member import Member
 from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
@@ -28,7 +27,9 @@ from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import EngineError, GlmspecError, MissingCapability
 from glmspec.core.progress import Progress
 from glmspec.models.acceptance import DraftLaw
+from glmspec.network.machine import Machine, this_machine
 from glmspec.network.trt import Backend
+from glmspec.runtime.directory import EngineDirectory
 from glmspec.runtime.engine import Engine
 
 SIZES = dict(num_hidden_layers=2, indexer_types=["full", "shared"], first_k_dense_replace=1, n_routed_experts=4)
@@ -91,9 +92,9 @@ def tensorrt(monkeypatch):
     module.PreviewFeature = SimpleNamespace(ALIASED_PLUGIN_IO_10_03="aliased")  # as 11.4 has
     module.Builder = lambda logger: made.append(Recorder(logger)) or made[-1]
     stand_in = Backend(module)
-    real = machine.backend
-    monkeypatch.setattr(machine, "backend", lambda package: stand_in if package == "tensorrt" else real(package))
-    monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM100", VERSION))
+    real = targets.backend
+    monkeypatch.setattr(targets, "backend", lambda package: stand_in if package == "tensorrt" else real(package))
+    monkeypatch.setattr(targets, "this_machine", lambda package: Machine("SM100", VERSION))
     return made
 
 
@@ -137,7 +138,7 @@ def test_a_bundle_holds_all_that_needs_no_gpu(source, tmp_path, without_tensorrt
 
 def test_finishing_asks_tensorrt_for_plans_and_nothing_else(source, tmp_path, tensorrt, monkeypatch):
     with monkeypatch.context() as bare:
-        bare.setattr(machine, "this_machine", lambda package: Machine(None, None))
+        bare.setattr(targets, "this_machine", lambda package: Machine(None, None))
         made = prepared(source, tmp_path / "b", tp=2, quant="nvfp4")
     tensorrt.clear()
     bundle.finish(made, tmp_path / "engines", Progress())
@@ -197,19 +198,19 @@ def with_plugins(monkeypatch):
             return b"a plan"
 
     module.Builder = Builder
-    stand_in, real = Backend(module), machine.backend
-    monkeypatch.setattr(machine, "backend", lambda package: stand_in if package == "tensorrt" else real(package))
+    stand_in, real = Backend(module), targets.backend
+    monkeypatch.setattr(targets, "backend", lambda package: stand_in if package == "tensorrt" else real(package))
     yield asked
     next(stands, None)
 
 
 def test_a_bundle_is_finished_with_its_plugins(source, tmp_path, with_plugins, monkeypatch):
-    monkeypatch.setattr(machine, "this_machine", lambda package: Machine(None, None))
+    monkeypatch.setattr(targets, "this_machine", lambda package: Machine(None, None))
     made = prepared(source, tmp_path / "b", plugins="auto")
     assert record(made)["plugins"] == "auto" and record(made)["kernels"] == "plugins"
     kernels = json.loads((made / "plugins" / "manifest.json").read_text())["plugins"]
     with_plugins.clear()
-    monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM100", VERSION))
+    monkeypatch.setattr(targets, "this_machine", lambda package: Machine("SM100", VERSION))
     bundle.finish(made, tmp_path / "e", Progress())
     assert with_plugins[0] == ("aliased", True)  # caches are written in place
     built = {name: names for name, names in with_plugins if name != "aliased"}
@@ -219,11 +220,11 @@ def test_a_bundle_is_finished_with_its_plugins(source, tmp_path, with_plugins, m
 
 
 def test_a_bundle_without_plugins_is_finished_without(source, tmp_path, with_plugins, monkeypatch):
-    monkeypatch.setattr(machine, "this_machine", lambda package: Machine(None, None))
+    monkeypatch.setattr(targets, "this_machine", lambda package: Machine(None, None))
     made = prepared(source, tmp_path / "b", plugins="off")
     assert record(made)["kernels"] is None and not (made / "plugins").exists()
     with_plugins.clear()
-    monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM100", VERSION))
+    monkeypatch.setattr(targets, "this_machine", lambda package: Machine("SM100", VERSION))
     bundle.finish(made, tmp_path / "e", Progress())
     assert all(names == set() for _, names in with_plugins)
 
@@ -239,7 +240,7 @@ def test_with_tensorrt_and_the_gpu_engines_are_built_at_once(source, tmp_path, t
 def test_a_converted_checkpoint_is_referred_to_by_hash(source, tmp_path, tensorrt, monkeypatch):
     checkpoint = plan_conversion(source).write(tmp_path / "ck")
     with monkeypatch.context() as bare:
-        bare.setattr(machine, "this_machine", lambda package: Machine(None, None))
+        bare.setattr(targets, "this_machine", lambda package: Machine(None, None))
         made = prepared(tmp_path / "ck", tmp_path / "b")
     member = record(made)["members"][0]
     assert not (made / "checkpoints").exists()
@@ -268,7 +269,7 @@ def with_kernels(source, tmp_path, monkeypatch) -> Path:
 
 
 def test_another_gpu_is_refused_with_both(made, tmp_path, tensorrt, monkeypatch):
-    monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM90", VERSION))
+    monkeypatch.setattr(targets, "this_machine", lambda package: Machine("SM90", VERSION))
     with pytest.raises(EngineError, match="SM100, and this machine's is SM90"):
         bundle.finish(made, tmp_path / "e", Progress())
     assert not (tmp_path / "e").exists()
@@ -336,7 +337,7 @@ def test_a_damaged_record_is_refused_by_key(made, tmp_path, key, value):
 
 def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatch):
     with monkeypatch.context() as bare:
-        bare.setattr(machine, "this_machine", lambda package: Machine(None, None))
+        bare.setattr(targets, "this_machine", lambda package: Machine(None, None))
         options = Options(
             max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=True,
             num_speculative_tokens=3, drafter_window="relative", draft_sampling="probabilistic", plugins="off",
@@ -345,7 +346,7 @@ def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatc
         build_engines(
             ASSETS / "tiny-verifier", drafters, TARGETS["b300"], options, tmp_path / "b", Progress(), check=False
         )
-    monkeypatch.setattr(machine, "this_machine", lambda package: Machine("SM103", VERSION))
+    monkeypatch.setattr(targets, "this_machine", lambda package: Machine("SM103", VERSION))
     bundle.finish(tmp_path / "b", tmp_path / "e", Progress())
     values = record(tmp_path / "e")
     assert (values["mtp"], [one["name"] for one in values["drafters"]]) == ("mtp", ["dspark"])
@@ -391,7 +392,7 @@ def test_what_is_no_bundle_is_refused(source, tmp_path):
 )
 def test_engines_of_another_machine_are_refused_with_both_values(made, tmp_path, tensorrt, monkeypatch, here, both):
     bundle.finish(made, tmp_path / "e", Progress())
-    monkeypatch.setattr("glmspec.build.directory.this_machine", lambda package: here)
+    monkeypatch.setattr("glmspec.runtime.directory.this_machine", lambda package: here)
     with pytest.raises(EngineError) as refused:
         Engine(tmp_path / "e")
     assert all(value in str(refused.value) for value in both)
@@ -399,6 +400,6 @@ def test_engines_of_another_machine_are_refused_with_both_values(made, tmp_path,
 
 
 def test_this_machine_is_described():
-    found = machine.this_machine("tensorrt_rtx")
+    found = this_machine("tensorrt_rtx")
     assert found.version == tensorrt_rtx.__version__
     assert (found.compute_capability is None) == (not torch.cuda.is_available())

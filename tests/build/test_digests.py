@@ -14,7 +14,8 @@ from support.cli import refused
 from support.models import ASSETS, GOLDENS, random_verifier
 from support.records import flips, rewrite
 
-from glmspec.build import bundle, machine
+from glmspec.build import bundle
+from glmspec.build import target as targets
 from glmspec.build.compile_plugins import compile_plugins, full_model
 from glmspec.build.engine import Options, build_engines
 from glmspec.build.target import TARGETS
@@ -27,6 +28,7 @@ from glmspec.core import files, sealed
 from glmspec.core.errors import GlmspecError, MissingCapability
 from glmspec.core.progress import Progress
 from glmspec.core.sealed import seal_of
+from glmspec.network.machine import Machine
 from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
 from glmspec.runtime.engine import Engine
 from glmspec.triton_repo.repository import open_repository, write_repository
@@ -79,7 +81,7 @@ def repository(home, engines) -> Path:
 def prepared(home) -> Path:
     """A bundle: what is built where TensorRT is not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "this_machine", lambda package: machine.Machine(None, None))
+        patch.setattr(targets, "this_machine", lambda package: Machine(None, None))
         options = Options(max_num_seqs=2, max_model_len=64, plugins="off")
         left = build_engines(home / "source", (), TARGETS["b200"], options, home / "bundle", Progress(), check=False)
         assert "a bundle" in left

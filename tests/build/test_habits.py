@@ -17,8 +17,8 @@ from support.models import ASSETS, GOLDENS, edit_checkpoint
 
 from glmspec.build.cli import main
 from glmspec.build.cli_base import COMMON, Count
-from glmspec.build.directory import EngineDirectory
 from glmspec.core.progress import RichProgress
+from glmspec.runtime.directory import EngineDirectory
 
 CHECKPOINTS = GOLDENS / "checkpoints"
 OPTIONS = [

@@ -291,7 +291,7 @@ exec "$@"
 """
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
-        "from convert.test_folders import make, whole\n"
+        "from core.test_folders import make, whole\n"
         "for out in map(Path, ('full', 'over/out')):\n"
         "    make('resumable', out); assert whole(out), out\n"
         "print('done')"

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from glmspec.build.machine import Machine, this_machine
 from glmspec.convert.checkpoint import Checkpoint, built_for
 from glmspec.core.errors import EngineError, MissingCapability
 from glmspec.core.fields import Fields, read_json
@@ -19,6 +18,7 @@ from glmspec.core.files import BUNDLE, ENGINES
 from glmspec.core.sealed import check_files, check_shape, kind_of, open_sealed
 from glmspec.models.configs.illegal import IllegalIds
 from glmspec.network.limits import EngineLimits
+from glmspec.network.machine import Machine, this_machine
 
 AGAIN = "Build the engine directory again."
 SHAPE = {
