@@ -63,8 +63,8 @@ def _parameter(one: click.Parameter) -> dict[str, Any]:
         "default": one.default if isinstance(one.default, bool | int | float | str | tuple) else None,
         **{name: getattr(one, name, None) for name in ("is_flag", "hidden", "metavar", "section", "help")},
     }
-    given = {name: value for name, value in shown.items() if value not in (None, False, ()) or value == 0}
-    return json.loads(json.dumps({name: value for name, value in given.items() if value is not False}))
+    given = {name: value for name, value in shown.items() if value not in (None, ()) and value is not False}
+    return json.loads(json.dumps(given))  # tuples are lists there
 
 
 MISTAKES = (
