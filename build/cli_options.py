@@ -76,10 +76,10 @@ def sizes(command: Any) -> Any:
 
 def build_options(values: dict[str, Any]) -> Any:
     """The build options among a command's parameters."""
-    from glmspec.build.deployment import Options
+    from glmspec.build.deployment import BuildOptions
 
     values["compute"] = values.pop("dtype")
-    return Options(**values)
+    return BuildOptions(**values)
 
 
 def drafting(command: Any) -> Any:

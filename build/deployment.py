@@ -14,7 +14,7 @@ from glmspec.build.target import Target
 from glmspec.convert.checkpoint import Checkpoint, config_of, is_converted, read_checkpoint
 from glmspec.convert.conversion import plan_conversion, plan_source
 from glmspec.convert.imagined import Imagined
-from glmspec.convert.names import Options as Conversions
+from glmspec.convert.names import ConvertOptions
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.tokenizer import known_ids
 from glmspec.core.errors import ConfigError
@@ -24,7 +24,7 @@ from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.models.configs.kinds import parse_config
 from glmspec.models.configs.verifier import VerifierConfig
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.graph import Network
 from glmspec.network.limits import CONTEXT, GENERATION, EngineLimits
 from glmspec.network.shards import Mapping
@@ -33,11 +33,11 @@ from glmspec.network.trt_limits import KV_CACHE_DTYPES
 
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"  # how drafts are chosen
 PLUGINS_AUTO, PLUGINS_ON, PLUGINS_OFF = "auto", "on", "off"  # whether plugins stand in for TensorRT's layers
-MTP_DRAFTS_MOST = 16
+MAX_MTP_DRAFTS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class BuildOptions:
     """What the user may choose; None takes the checkpoint's (tp, ep) or the target's default."""
 
     compute: str | None = None
@@ -59,7 +59,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A verifier (the first member), its drafters and the acceptance networks, for a target. plugins: see `Options`."""
+    """A verifier (the first member), its drafters and the acceptance networks. plugins: see `BuildOptions`."""
 
     target: Target
     members: tuple[Member, ...]
@@ -89,15 +89,15 @@ class Deployment:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The number formats among the verifier's weights (see `Form`)."""
-        return self.verifier.origin.form(self.compute).kinds
+        """The number formats among the verifier's weights (see `NetworkConfig`)."""
+        return self.verifier.origin.net_config(self.compute).kinds
 
-    def form(self, member: Member, profile: str) -> Form:
+    def net_config(self, member: Member, profile: str) -> NetworkConfig:
         """The form of a member's network. TensorRT's own layer for experts is for decode-sized steps."""
         if member.accepts:
-            return Form(compute=self.compute, profile=profile)
+            return NetworkConfig(compute=self.compute, profile=profile)
         moe = self.target.moe if profile == GENERATION else "composed"
-        return replace(member.origin.form(self.compute), profile=profile, moe=moe)
+        return replace(member.origin.net_config(self.compute), profile=profile, moe=moe)
 
     @property
     def has_plugins(self) -> bool:
@@ -109,13 +109,13 @@ class Deployment:
     ) -> Network:
         """A member's network for a profile. static: every size fixed at its greatest. plugged: with plugins, where they
         are wanted and the target has them; for the target's own TensorRT only."""
-        form = self.form(member, profile)
+        net_config = self.net_config(member, profile)
         if plugged and self.has_plugins and self.plugins != PLUGINS_OFF:
-            form = replace(form, plugins=self.target.compute_capability)
+            net_config = replace(net_config, plugins=self.target.compute_capability)
         if static:
             ranges = member.ranges(self.limits)[profile]
-            form = replace(form, sizes={symbol: most for symbol, (_, _, most) in ranges.items()})
-        return member.model.author(self.limits, form, backend)
+            net_config = replace(net_config, sizes={symbol: most for symbol, (_, _, most) in ranges.items()})
+        return member.model.author(self.limits, net_config, backend)
 
     def profiles(self, member: Member) -> tuple[str, ...]:
         """Plans a member has: one a profile where an engine is compiled, one network for all on the executor. To the
@@ -126,7 +126,7 @@ class Deployment:
 
 
 def open_deployment(
-    verifier: Path, drafters: Sequence[Path], target: Target, options: Options, *, config_only: bool = False
+    verifier: Path, drafters: Sequence[Path], target: Target, options: BuildOptions, *, config_only: bool = False
 ) -> Deployment:
     """Open and check everything but weights' values. config_only: no weights are looked for, a config.json says what
     they would be. Raises naming the field or tensor at fault."""
@@ -153,7 +153,7 @@ def open_deployment(
     return made
 
 
-def _check_options(drafters: Sequence[Path], options: Options) -> None:
+def _check_options(drafters: Sequence[Path], options: BuildOptions) -> None:
     for name, value, used in (
         ("--drafter-window", options.drafter_window, drafters),
         ("--num-speculative-tokens", options.num_speculative_tokens, drafters or options.mtp),
@@ -164,11 +164,11 @@ def _check_options(drafters: Sequence[Path], options: Options) -> None:
             raise ConfigError(f"{name}: found {value} and no drafter, expected one. Add --drafter, or leave it out.")
 
 
-def _mtp(verifier: Member, options: Options) -> Member:
+def _mtp(verifier: Member, options: BuildOptions) -> Member:
     """The verifier's MTP module as a model of its own, whose weights lie in the verifier's checkpoint."""
-    if (options.num_speculative_tokens or 0) > MTP_DRAFTS_MOST:
+    if (options.num_speculative_tokens or 0) > MAX_MTP_DRAFTS:
         raise ConfigError(
-            f"--num-speculative-tokens: found {options.num_speculative_tokens}, expected 1 to {MTP_DRAFTS_MOST} with "
+            f"--num-speculative-tokens: found {options.num_speculative_tokens}, expected 1 to {MAX_MTP_DRAFTS} with "
             "--mtp: a draft is a run of the module, and late ones seldom stand."
         )
     if not verifier.origin.mtp:
@@ -196,8 +196,8 @@ def _illegal_ids(verifier: Member) -> IllegalIds:
     return IllegalIds.beside(known | set(verifier.end_ids or ()), verifier.config.vocab_size)
 
 
-def _open_verifier(folder: Path, options: Options, config_only: bool) -> Member:
-    conversions = Conversions(RECIPES[options.quant], Mapping(options.tp or 1, options.ep or 1))
+def _open_verifier(folder: Path, options: BuildOptions, config_only: bool) -> Member:
+    conversions = ConvertOptions(RECIPES[options.quant], Mapping(options.tp or 1, options.ep or 1))
     if folder.is_file() and not config_only:
         raise ConfigError(f"{folder}: found a file, expected a checkpoint's folder (or --config-only).")
     if not folder.is_file() and is_converted(folder):
@@ -208,7 +208,7 @@ def _open_verifier(folder: Path, options: Options, config_only: bool) -> Member:
     return Member(VERIFIER, folder, origin)
 
 
-def _converted(folder: Path, options: Options, config_only: bool) -> Checkpoint:
+def _converted(folder: Path, options: BuildOptions, config_only: bool) -> Checkpoint:
     """A converted checkpoint, which has its mapping and formats already."""
     if config_only:
         raise ConfigError(
@@ -234,7 +234,7 @@ def _converted(folder: Path, options: Options, config_only: bool) -> Checkpoint:
     return checkpoint
 
 
-def _open_drafters(folders: Sequence[Path], options: Options, config_only: bool) -> list[Member]:
+def _open_drafters(folders: Sequence[Path], options: BuildOptions, config_only: bool) -> list[Member]:
     """Named after their kind; a second one of a kind gets a number."""
     window, drafts = options.drafter_window, options.num_speculative_tokens
     members: list[Member] = []
@@ -307,7 +307,7 @@ def _check_latents(verifier: Member, target: Target, compute: str) -> None:
         )
 
 
-def engine_limits(verifier: VerifierConfig, most_drafts: int, target: Target, options: Options) -> EngineLimits:
+def engine_limits(verifier: VerifierConfig, most_drafts: int, target: Target, options: BuildOptions) -> EngineLimits:
     """The limits every model of the deployment shares. most_drafts: that any of the drafters proposes at once."""
     if (options.max_model_len or 0) > verifier.max_position_embeddings:
         raise ConfigError(

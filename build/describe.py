@@ -17,7 +17,7 @@ from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.conversion import Conversion, plan_source
 from glmspec.convert.imagined import Imagined
-from glmspec.convert.names import Options
+from glmspec.convert.names import ConvertOptions
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.source import INDEX, SINGLE, Source
 from glmspec.convert.storage import field_of, weights_of
@@ -208,7 +208,7 @@ def _held(source: Source) -> Record:
 
 def _converted(source: Source) -> Record:
     """What `convert` without options would write, or why it would refuse."""
-    options = Options(RECIPES["auto"])
+    options = ConvertOptions(RECIPES["auto"])
     try:
         return {"accepted": True, **_planned(plan_source(source, options))}
     except GlmspecError as error:

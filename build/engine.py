@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glmspec.build.bundle import prepare
-from glmspec.build.deployment import Deployment, Options, open_deployment
+from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
 from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_engines
 from glmspec.build.kernels import check_plugins
 from glmspec.build.member import MTP
@@ -31,7 +31,7 @@ def build_engines(
     verifier: Path,
     drafters: Sequence[Path],
     target: Target,
-    options: Options,
+    options: BuildOptions,
     out: Path,
     progress: Progress,
     *,

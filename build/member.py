@@ -14,7 +14,7 @@ from glmspec.models.dflash import SHARED_WEIGHTS, DFlash
 from glmspec.models.mtp import Mtp
 from glmspec.models.registry import model_of
 from glmspec.models.verifier import Verifier
-from glmspec.network.form import Form, Held
+from glmspec.network.config import NetworkConfig, RankTensor
 from glmspec.network.limits import EngineLimits, Ranges
 from glmspec.network.shards import Mapping
 
@@ -33,10 +33,10 @@ class Origin(Protocol):
     mtp: bool  # the verifier's module is among the weights
     shared: dict[str, str]  # a drafter's weight -> the verifier's weight that stands in for it
 
-    def held(self, rank: int) -> dict[str, Held]:
+    def rank_tensors(self, rank: int) -> dict[str, RankTensor]:
         """A rank's tensors, by name."""
 
-    def form(self, compute: str) -> Form:
+    def net_config(self, compute: str) -> NetworkConfig:
         """The form of a network that takes these weights."""
 
 
@@ -49,13 +49,13 @@ class Implied:
     shared: dict[str, str] = field(default_factory=lambda: dict(SHARED_WEIGHTS))
     mtp: bool = False
 
-    def held(self, rank: int) -> dict[str, Held]:
+    def rank_tensors(self, rank: int) -> dict[str, RankTensor]:
         """Nothing is known of its tensors."""
         return {}
 
-    def form(self, compute: str) -> Form:
+    def net_config(self, compute: str) -> NetworkConfig:
         """Drafters are plain."""
-        return Form(compute=compute)
+        return NetworkConfig(compute=compute)
 
 
 @dataclass(frozen=True)

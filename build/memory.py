@@ -15,12 +15,12 @@ from glmspec.build.member import Member
 from glmspec.core.errors import ConfigError
 from glmspec.core.units import size_text
 from glmspec.models.layers.paged import RING, WHOLE, Kind
+from glmspec.network.config import FP4
 from glmspec.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
-from glmspec.network.form import FP4
 from glmspec.network.limits import CONTEXT
 from glmspec.network.reader import Graph, Value, read
 from glmspec.network.trt import Backend
-from glmspec.network.trt_limits import MOST_ELEMENTS, NATIVE_PRODUCTS
+from glmspec.network.trt_limits import MAX_ELEMENTS, NATIVE_PRODUCTS
 
 _BITS = {FP4: 4, "float8_e4m3fn": 8, "bool": 8, "bfloat16": 16, "float16": 16, "int32": 32, "float32": 32, "int64": 64}
 # Layers whose output is their input seen differently, or written in place.
@@ -65,7 +65,7 @@ def plan_memory(deployment: Deployment, graphs: Sequence[Graph]) -> MemoryPlan:
     if (limits.pool_pages or 0) > addressable:
         raise ConfigError(
             f"--max-cached-tokens: found {limits.pool_pages * limits.page_size:,}, expected at most "
-            f"{addressable * limits.page_size:,}: a cache may have {MOST_ELEMENTS:,} elements."
+            f"{addressable * limits.page_size:,}: a cache may have {MAX_ELEMENTS:,} elements."
         )
     wanted = limits.pool_pages or min(limits.num_pages - 1, addressable)
     plan = MemoryPlan(weights, step, per_token, rings, wanted, limits.page_size, deployment.target.usable_memory)
@@ -126,16 +126,16 @@ def _bound_once(deployment: Deployment) -> list[TensorSpec]:
     verifier's embedding and head whole, so on several ranks it has copies.)"""
     found: dict[tuple[int, str], TensorSpec] = {}
     for member in deployment.members:
-        form = deployment.form(member, CONTEXT)
+        net_config = deployment.net_config(member, CONTEXT)
         shared = member.origin.shared if deployment.mapping.tp == 1 else {}
-        for spec in [*member.model.input_specs(deployment.limits, form), *member.model.weight_inputs(form)]:
+        for spec in [*member.model.input_specs(deployment.limits, net_config), *member.model.weight_inputs(net_config)]:
             if spec.role in (WEIGHT, TABLE) and spec.name not in shared:
                 found[(id(member.origin), spec.name)] = spec
     return list(found.values())
 
 
 def _caches(deployment: Deployment, member: Member, kind: Kind) -> list[TensorSpec]:
-    specs = member.model.input_specs(deployment.limits, deployment.form(member, CONTEXT))
+    specs = member.model.input_specs(deployment.limits, deployment.net_config(member, CONTEXT))
     return [spec for spec in specs if spec.role == CACHE and spec.dims[0] == kind.pages]
 
 
@@ -151,11 +151,11 @@ def _rings(deployment: Deployment, member: Member) -> int:
     for spec in _caches(deployment, member, RING):
         page = math.prod(spec.dims[1:])
         elements = pages * page
-        if elements > MOST_ELEMENTS:
-            most = (MOST_ELEMENTS // page - 1) // limits.ring_pages(member.sliding_window)
+        if elements > MAX_ELEMENTS:
+            most = (MAX_ELEMENTS // page - 1) // limits.ring_pages(member.sliding_window)
             raise ConfigError(
                 f"--max-num-seqs: found {limits.max_num_seqs:,}, expected at most {most:,} with a sliding window of "
-                f"{member.sliding_window:,} tokens ({member.name}): a cache may have {MOST_ELEMENTS:,} elements."
+                f"{member.sliding_window:,} tokens ({member.name}): a cache may have {MAX_ELEMENTS:,} elements."
             )
         total += elements * _BITS[spec.dtype] // 8
     return total
@@ -165,11 +165,11 @@ def _addressable(deployment: Deployment) -> int:
     """Pages up to which no cache has more elements than kernels can count."""
     limits = deployment.limits
     widest = max(math.prod(one.dims[1:]) for member in deployment.members for one in _caches(deployment, member, WHOLE))
-    pages = MOST_ELEMENTS // widest - 1
+    pages = MAX_ELEMENTS // widest - 1
     if pages < limits.pages_per_sequence:
         raise ConfigError(
             f"--max-model-len: found {limits.max_model_len:,}, expected at most {pages * limits.page_size:,}: a cache "
-            f"may have {MOST_ELEMENTS:,} elements."
+            f"may have {MAX_ELEMENTS:,} elements."
         )
     return pages
 

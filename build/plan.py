@@ -100,9 +100,9 @@ def _aim(net: Network, config, compute_capability: str) -> None:
         config.set_compute_capability(getattr(trt.ComputeCapability, compute_capability), 0)
         return
     collectives = getattr(trt.PreviewFeature, "MULTIDEVICE_RUNTIME_10_16", None)  # no preview in TensorRT 11
-    if net.form.mapping.tp > 1 and collectives is not None:
+    if net.config.mapping.tp > 1 and collectives is not None:
         config.set_preview_feature(collectives, True)
-    if net.form.plugins:  # some write in place
+    if net.config.plugins:  # some write in place
         config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
 
 

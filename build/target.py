@@ -16,7 +16,7 @@ class Target:
     """One row of the table. package: the TensorRT that builds for it, None where the reference executor runs the
     network itself. compute_capability: TensorRT's name. memory: bytes of one GPU, None for the host's. bandwidth: its
     bytes a second; flops: dense bfloat16 ones a second (as NVIDIA states them, 0 where nobody plans with them). moe:
-    form of the experts in steps of blocks (see `Form`). The rest are defaults for options left out."""
+    form of the experts in steps of blocks (see `NetworkConfig`). The rest are defaults for options left out."""
 
     name: str
     description: str

@@ -18,7 +18,7 @@ from glmspec.core.fields import read_json
 from glmspec.network.formats import FP4_MAX, FP8_MAX
 
 # The largest magnitude that a format's activation scale of 1 reaches, for formats that have one.
-INPUT_MOST = {"nvfp4": FP4_MAX * FP8_MAX, "fp8": FP8_MAX}
+MAX_INPUT = {"nvfp4": FP4_MAX * FP8_MAX, "fp8": FP8_MAX}
 _SUFFIX = ".input_quantizer._amax"
 
 
@@ -31,11 +31,11 @@ class Activations:
     def scale(self, module: str, found: Stored, format: str) -> float | None:
         """The activation scale of a module in a format: calibrated, else from the checkpoint, else None."""
         if module in self.amax:
-            return self.amax[module] / INPUT_MOST[format]
-        recorded = found.input_scale() if found.format in INPUT_MOST else None
+            return self.amax[module] / MAX_INPUT[format]
+        recorded = found.input_scale() if found.format in MAX_INPUT else None
         if recorded is None or found.format == format:
             return recorded
-        return recorded * INPUT_MOST[found.format] / INPUT_MOST[format]
+        return recorded * MAX_INPUT[found.format] / MAX_INPUT[format]
 
     def check_known(self, modules: list[str]) -> None:
         """Raise `ConfigError` for a calibrated module that the checkpoint lacks: it is another model's."""
@@ -50,7 +50,7 @@ class Activations:
         """The activation scales of a weight's units, and the modules for which none is known.
         shared: neighbours that see the same input. A scale that is missing among others is the largest of them; with
         none at all, or in a format that has none, the weight has none (its activations stay unquantized)."""
-        known = [self.scale(m, s, format) for m, s in zip(modules, found, strict=True)] if format in INPUT_MOST else []
+        known = [self.scale(m, s, format) for m, s in zip(modules, found, strict=True)] if format in MAX_INPUT else []
         if not any(known):
             return None, []
         largest = max(one for one in known if one)

@@ -29,7 +29,7 @@ from glmspec.core.sealed import SEAL, check_digest, check_files, check_shape, ch
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.kinds import Config, parse_config
 from glmspec.models.registry import checkpoint_specs
-from glmspec.network.form import Form, Held, quantized_formats
+from glmspec.network.config import NetworkConfig, RankTensor, quantized_formats
 from glmspec.network.formats import FORMATS
 from glmspec.network.shards import Mapping, layout_of
 
@@ -125,17 +125,17 @@ class Checkpoint:
             if spec.name not in self.shared
         ]
 
-    def form(self, compute: str) -> Form:
+    def net_config(self, compute: str) -> NetworkConfig:
         """The form of a network that takes these weights as they are."""
         quantization = self.record["quantization"]
-        return Form(
+        return NetworkConfig(
             compute=compute,
             mapping=self.mapping,
             formats=quantized_formats(quantization["formats"]),
             scaled=frozenset(quantization["inputs"]),
         )
 
-    def held(self, rank: int) -> dict[str, Held]:
+    def rank_tensors(self, rank: int) -> dict[str, RankTensor]:
         """A rank's tensors by their files' headers."""
         made = {}
         for part in self.record["ranks"][rank]:
@@ -273,8 +273,8 @@ def _are_among(known: Collection[str], names: Any) -> bool:
     return isinstance(names, list) and all(isinstance(name, str) and name in known for name in names)
 
 
-def _held(name: str, view: Any) -> Held:
-    return Held(name, view.get_dtype(), tuple(view.get_shape()))
+def _held(name: str, view: Any) -> RankTensor:
+    return RankTensor(name, view.get_dtype(), tuple(view.get_shape()))
 
 
 def _described(view: Any) -> str:

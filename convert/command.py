@@ -9,7 +9,7 @@ from pathlib import Path
 from glmspec.convert.calibration import Activations, read_calibration
 from glmspec.convert.conversion import is_written, plan_conversion
 from glmspec.convert.hf import write_hf
-from glmspec.convert.names import Options
+from glmspec.convert.names import ConvertOptions
 from glmspec.convert.on_device import require
 from glmspec.convert.origin import name_of
 from glmspec.convert.recipe import RECIPES, read_recipe
@@ -36,16 +36,16 @@ class Wanted:
     sha256: str | None = None
 
 
-def options_of(quant: str, recipe: Path | None, calibration: Path | None, tp: int, ep: int) -> Options:
+def options_of(quant: str, recipe: Path | None, calibration: Path | None, tp: int, ep: int) -> ConvertOptions:
     """The options of a conversion from what the user typed. Raises `ConfigError` naming what does not fit."""
-    return Options(
+    return ConvertOptions(
         read_recipe(recipe) if recipe else RECIPES[quant],
         Mapping(tp, ep),
         read_calibration(calibration) if calibration else Activations(),
     )
 
 
-def convert_folder(folder: Path, out: Path, options: Options, wanted: Wanted, progress: Progress) -> list[str]:
+def convert_folder(folder: Path, out: Path, options: ConvertOptions, wanted: Wanted, progress: Progress) -> list[str]:
     """Convert; returns what the user should know."""
     require(wanted.device)
     if wanted.sha256:

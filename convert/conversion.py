@@ -14,7 +14,7 @@ from glmspec.convert.agreement import check_declared
 from glmspec.convert.beside import MASK_EMBEDDINGS, copy_files, matching
 from glmspec.convert.checkpoint import Checkpoint, is_converted, read_checkpoint
 from glmspec.convert.mask_embedding import take_mask_embedding
-from glmspec.convert.names import Options, Plan, plan_drafter, plan_verifier
+from glmspec.convert.names import ConvertOptions, Plan, plan_drafter, plan_verifier
 from glmspec.convert.origin import hashed_size, source_record
 from glmspec.convert.plan import Weight
 from glmspec.convert.recipe import RECIPES
@@ -30,11 +30,11 @@ from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.kinds import Config, check_config, parse_config
 from glmspec.models.configs.verifier import VerifierConfig, end_token_ids
 from glmspec.models.dflash import SHARED_WEIGHTS
-from glmspec.network.form import Form, Held, quantized_formats
+from glmspec.network.config import NetworkConfig, RankTensor, quantized_formats
 from glmspec.network.formats import QUANTIZED
 from glmspec.network.shards import Mapping
 
-AUTO = Options(RECIPES["auto"])
+AUTO = ConvertOptions(RECIPES["auto"])
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Conversion:
     source: Source
     config: Config
     plan: Plan
-    options: Options
+    options: ConvertOptions
     end_tokens: tuple[int, ...] | None  # of a verifier
 
     @property
@@ -58,9 +58,9 @@ class Conversion:
         """Ranks that will be written."""
         return self.options.mapping.tp
 
-    def form(self, compute: str) -> Form:
+    def net_config(self, compute: str) -> NetworkConfig:
         """The form of a network that takes what will be written."""
-        return Form(
+        return NetworkConfig(
             compute=compute,
             mapping=self.options.mapping,
             formats=quantized_formats({weight.name: weight.format for weight in self.plan.weights}),
@@ -89,7 +89,7 @@ class Conversion:
         drafter = isinstance(self.config, DrafterConfig)
         return {k: v for k, v in SHARED_WEIGHTS.items() if drafter and k not in present}
 
-    def held(self, rank: int) -> dict[str, Held]:
+    def rank_tensors(self, rank: int) -> dict[str, RankTensor]:
         """The tensors a rank will hold."""
         return {one.name: one for weight in self.plan.weights for one in weight.outputs(rank).values()}
 
@@ -232,7 +232,7 @@ def is_written(folder: Path, record_file: str, fingerprint: str) -> bool:
     return False
 
 
-def plan_conversion(folder: Path, options: Options = AUTO) -> Conversion:
+def plan_conversion(folder: Path, options: ConvertOptions = AUTO) -> Conversion:
     """Read and check a Hugging Face folder; writes nothing. Raises naming the field or tensor at fault."""
     check_source(folder)
     return plan_source(Source(folder), options)
@@ -248,7 +248,7 @@ def check_source(folder: Path) -> None:
     check_config(folder)
 
 
-def plan_source(source: Source, options: Options) -> Conversion:
+def plan_source(source: Source, options: ConvertOptions) -> Conversion:
     """Plan the conversion of an opened source."""
     config = parse_config(source.config, f"{source.folder}/config.json")
     check_formats(source)
@@ -274,7 +274,7 @@ def plan_source(source: Source, options: Options) -> Conversion:
     return Conversion(source, config, plan, options, None)
 
 
-def _check_agreement(source: Source, options: Options) -> tuple[str, ...]:
+def _check_agreement(source: Source, options: ConvertOptions) -> tuple[str, ...]:
     """The recipe's rules and the calibration's modules must be of this checkpoint, and so must its own claims. Returns
     notes on these."""
     found = weights_of(source)

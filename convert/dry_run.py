@@ -11,14 +11,14 @@ from rich.table import Table
 from glmspec.convert.conversion import check_source, plan_source
 from glmspec.convert.hf import plan_hf
 from glmspec.convert.imagined import Imagined
-from glmspec.convert.names import Options, Plan
+from glmspec.convert.names import ConvertOptions, Plan
 from glmspec.convert.source import INDEX, SINGLE, Source
 from glmspec.convert.storage import field_of
 from glmspec.convert.writer import cut, file_part
 from glmspec.core.progress import Progress
 
 
-def dry_run(folder: Path, options: Options, hf: bool, progress: Progress) -> None:
+def dry_run(folder: Path, options: ConvertOptions, hf: bool, progress: Progress) -> None:
     """Print a JSON line an output tensor to stdout, and tables to stderr. A folder with a config and no weights is
     planned by what its config implies."""
     if folder.is_dir():
@@ -51,7 +51,7 @@ def _inputs(source: Source) -> Table:
     return table
 
 
-def _outputs(plan: Plan, options: Options, hf: bool) -> Table:
+def _outputs(plan: Plan, options: ConvertOptions, hf: bool) -> Table:
     parts = cut(plan.weights, options.mapping.tp)
     table = Table(title=f"To write: recipe {options.recipe.name}", title_justify="left")
     for column in ("files", "parts", "tensors", "bytes", "largest part"):

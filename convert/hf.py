@@ -15,7 +15,7 @@ from typing import Any
 
 from glmspec.convert.conversion import Conversion
 from glmspec.convert.fused import partners
-from glmspec.convert.names import Options, Plan, activation_notes
+from glmspec.convert.names import ConvertOptions, Plan, activation_notes
 from glmspec.convert.plan import Weight, chunks
 from glmspec.convert.source import Source
 from glmspec.convert.storage import Stored, no_weight, weights_of
@@ -24,7 +24,7 @@ from glmspec.core.errors import GlmspecError
 from glmspec.core.files import HF_CHECKPOINT, producer, write_json
 from glmspec.core.sealed import MANIFEST, write_sealed
 from glmspec.models.configs.drafter import DrafterConfig
-from glmspec.network.form import Held
+from glmspec.network.config import RankTensor
 from glmspec.network.formats import QUANTIZED
 from glmspec.network.shards import Layout, Mapping, Split
 
@@ -37,7 +37,7 @@ class _ModelOptBlocks(Weight):
     """FP8 with block scales as readers of ModelOpt's FP8_PB_WO look for it: `weight_scale`
     [rows / 128, 1, columns / 128, 1]."""
 
-    def outputs(self, rank: int) -> dict[str, Held]:
+    def outputs(self, rank: int) -> dict[str, RankTensor]:
         made = super().outputs(rank)
         rows, columns = made["scale_inv"].shape
         scale = replace(made["scale_inv"], name=self.field_name("scale"), shape=(rows, 1, columns, 1))
@@ -89,7 +89,7 @@ def plan_hf(conversion: Conversion) -> Plan:
 
 
 def _inputs(
-    found: dict[str, Stored], formats: dict[str, str], options: Options
+    found: dict[str, Stored], formats: dict[str, str], options: ConvertOptions
 ) -> tuple[dict[str, tuple[float, ...]], list[str]]:
     """Activation scales by weight, and the modules whose own had to be made up: as in our layout, the experts of a
     layer together."""

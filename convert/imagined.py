@@ -16,12 +16,12 @@ from glmspec.core.errors import CheckpointError
 from glmspec.core.fields import read_json
 from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.models.registry import checkpoint_specs
+from glmspec.network.config import field_name
 from glmspec.network.contract import TensorSpec
-from glmspec.network.form import field_name
 from glmspec.network.formats import FORMATS
 
 Shape = tuple[int, ...]
-_MOST_EXPERTS = 1_000_000  # more is a slip of the pen, and fills the memory with names
+_MAX_EXPERTS = 1_000_000  # more is a slip of the pen, and fills the memory with names
 
 
 class Imagined(Source):
@@ -35,10 +35,10 @@ class Imagined(Source):
         self.config = read_json(file)
         config = VerifierConfig.from_hf(self.config, str(file))
         layers = config.num_hidden_layers + config.num_nextn_predict_layers
-        if layers * config.n_routed_experts > _MOST_EXPERTS:
+        if layers * config.n_routed_experts > _MAX_EXPERTS:
             raise CheckpointError(
                 f"{file}: num_hidden_layers and n_routed_experts: found {layers:,} layers of "
-                f"{config.n_routed_experts:,} experts, expected at most {_MOST_EXPERTS:,} experts in all."
+                f"{config.n_routed_experts:,} experts, expected at most {_MAX_EXPERTS:,} experts in all."
             )
         for name, shape, dtype in _tensors(config):
             format = self._format(name.removesuffix(".weight"))

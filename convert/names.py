@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from glmspec.convert.calibration import INPUT_MOST, Activations
+from glmspec.convert.calibration import MAX_INPUT, Activations
 from glmspec.convert.formats import Block, plain
 from glmspec.convert.fused import partners
 from glmspec.convert.plan import Part, Task, Weight, chunks
@@ -44,7 +44,7 @@ _LISTED = 8  # names shown in an error before "and N more"
 
 
 @dataclass(frozen=True)
-class Options:
+class ConvertOptions:
     """What the user chose. activations: calibrated amax, when given."""
 
     recipe: Recipe
@@ -63,7 +63,7 @@ class Plan:
     mtp: bool = False
 
 
-def plan_verifier(source: Source, config: VerifierConfig, options: Options) -> Plan:
+def plan_verifier(source: Source, config: VerifierConfig, options: ConvertOptions) -> Plan:
     """Plan a verifier. Raises `CheckpointError` naming missing, surplus and misshapen tensors."""
     first, modules = config.num_hidden_layers, _mtp_modules(source, config)
     mtp = first in modules
@@ -92,7 +92,7 @@ def plan_verifier(source: Source, config: VerifierConfig, options: Options) -> P
     return Plan(tuple(weights), left_out, tuple(notes), mtp)
 
 
-def plan_drafter(source: Source, config: DrafterConfig, options: Options) -> Plan:
+def plan_drafter(source: Source, config: DrafterConfig, options: ConvertOptions) -> Plan:
     """Plan a drafter. Weights it shares with the verifier may be absent; what the training job's wrappers put before
     names, and the verifier's own tensors that it saved beside the drafter's, are noted and left out."""
     owned = {name for name in source.tensors if _of_the_verifier(source, config, name)}
@@ -122,9 +122,9 @@ def plan_drafter(source: Source, config: DrafterConfig, options: Options) -> Pla
     return Plan(tuple(weights), _closed(source, weights, reasons), notes)
 
 
-def activation_notes(weights: list[Weight], guessed: list[str], options: Options) -> list[str]:
+def activation_notes(weights: list[Weight], guessed: list[str], options: ConvertOptions) -> list[str]:
     """What the user should know about activation scales that were made up, or that are not there."""
-    notes, bare = [], [one.name for one in weights if one.format in INPUT_MOST and one.inputs is None]
+    notes, bare = [], [one.name for one in weights if one.format in MAX_INPUT and one.inputs is None]
     if guessed:
         names = _listing(guessed, ", ")
         notes.append(f"no activation scale for {names}: each takes the largest of its layer's experts")
@@ -139,7 +139,7 @@ def activation_notes(weights: list[Weight], guessed: list[str], options: Options
 class _Taker:
     """Takes tensors for weights. Everything that is missing or misshapen is collected before complaining."""
 
-    def __init__(self, source: Source, options: Options, config: VerifierConfig | None) -> None:
+    def __init__(self, source: Source, options: ConvertOptions, config: VerifierConfig | None) -> None:
         self.source, self.options, self.config = source, options, config
         self._faults: list[str] = []
         self.guessed: list[str] = []  # modules whose activation scale had to be made up

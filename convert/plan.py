@@ -14,7 +14,7 @@ import numpy as np
 
 from glmspec.convert.formats import Block
 from glmspec.convert.storage import Shape, Stored
-from glmspec.network.form import Held, field_name, held
+from glmspec.network.config import RankTensor, field_name, tensors_of
 from glmspec.network.formats import BLOCK, FORMATS, ITEM_BYTES
 from glmspec.network.shards import Layout
 
@@ -70,9 +70,9 @@ class Weight:
         """The name of the tensor that holds one of its fields."""
         return field_name(self.name, suffix)
 
-    def outputs(self, rank: int) -> dict[str, Held]:
+    def outputs(self, rank: int) -> dict[str, RankTensor]:
         """The tensors a rank holds of it, by field."""
-        return held(self.name, self.dims, self.format, self.layout, self.inputs is not None, rank)
+        return tensors_of(self.name, self.dims, self.format, self.layout, self.inputs is not None, rank)
 
     def places(self, rank: int, part: Part, block: Block) -> Iterator[tuple[str, int, np.ndarray]]:
         """What a rank takes of a finished part: field, byte offset in the field's tensor, rows."""

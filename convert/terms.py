@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_READ_MOST = 1 << 16  # bytes of a card or of a licence's text that are looked at
+_MAX_READ = 1 << 16  # bytes of a card or of a licence's text that are looked at
 
 
 @dataclass(frozen=True)
@@ -177,4 +177,4 @@ def _head(path: Path) -> str:
     if not path.is_file():
         return ""
     with path.open("rb") as file:
-        return file.read(_READ_MOST).decode("utf-8", errors="replace").replace("\r\n", "\n")
+        return file.read(_MAX_READ).decode("utf-8", errors="replace").replace("\r\n", "\n")

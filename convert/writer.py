@@ -25,7 +25,7 @@ from glmspec.convert.plan import Part, Task, Weight, needs_amax
 from glmspec.convert.storage import Stored
 from glmspec.core.errors import CheckpointError
 from glmspec.core.files import PARTIAL, sha256, sync, write_bytes
-from glmspec.network.form import Held
+from glmspec.network.config import RankTensor
 
 PART_BYTES = 1 << 31  # a part holds whole tensors up to this size, or one larger tensor
 JOURNAL = "journal.jsonl"
@@ -49,7 +49,7 @@ class FilePart:
 
     file: str
     header: bytes
-    offsets: dict[tuple[int, str], tuple[Held, int]]
+    offsets: dict[tuple[int, str], tuple[RankTensor, int]]
     size: int
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.network import ops
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Module
@@ -28,7 +28,7 @@ from glmspec.network.trt import Backend
 from glmspec.plugins import accept, adjust, reject, sample
 from glmspec.plugins.registration import author
 
-LOGPROBS_MOST = 20  # alternatives a request may ask for
+MAX_LOGPROBS = 20  # alternatives a request may ask for
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LogitsNetwork(Module):
         self.config = config
         self.named()
 
-    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """Step inputs."""
         raise NotImplementedError
 
@@ -56,10 +56,10 @@ class LogitsNetwork(Module):
         """Marks the outputs. x: the inputs."""
         raise NotImplementedError
 
-    def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
+    def author(self, limits: EngineLimits, net_config: NetworkConfig, backend: Backend) -> Network:
         """The whole network."""
-        net = Network(self.name, form, backend, author)
-        net.declare(self.input_specs(limits, form))
+        net = Network(self.name, net_config, backend, author)
+        net.declare(self.input_specs(limits, net_config))
         with net.scope(self.name):
             self.forward(net.inputs)
         return net.finish()
@@ -70,7 +70,7 @@ class Greedy(LogitsNetwork):
 
     name = "accept"
 
-    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """The verifier's `greedy_ids`, and the blocks."""
         return [TensorSpec("greedy_ids", "int32", ("R",)), *_block_specs(limits)]
 
@@ -84,9 +84,9 @@ class Sampled(LogitsNetwork):
 
     name = "sample"
 
-    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """The verifier's `logits`, how they are sampled, and the blocks."""
-        return [*_law_specs(self.config, form), TensorSpec("uniform", "float32", ("R",)), *_block_specs(limits)]
+        return [*_law_specs(self.config, net_config), TensorSpec("uniform", "float32", ("R",)), *_block_specs(limits)]
 
     def forward(self, x: dict[str, Tensor]) -> None:
         """Marks `accepted` and `tokens`."""
@@ -102,12 +102,12 @@ class Rejection(LogitsNetwork):
         self.q = q
         self.name = rejecting(q)
 
-    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """The verifier's `logits`, how they are sampled, the drafter's `q`, and the blocks."""
         columns = self.q.columns
         ids = [TensorSpec("q_ids", "int32", ("Z", columns))] if self.q.candidates else []
         return [
-            *_law_specs(self.config, form),
+            *_law_specs(self.config, net_config),
             TensorSpec("q", "float32", ("Z", columns)),
             *ids,
             TensorSpec("q_rows", "int32", ("R",)),  # of a row's draft
@@ -128,13 +128,13 @@ class Logprobs(LogitsNetwork):
 
     name = "logprobs"
 
-    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """The verifier's `logits`, and the tokens asked for."""
-        return [_logits_spec(self.config, form), TensorSpec("token_ids", "int32", ("R",))]
+        return [_logits_spec(self.config, net_config), TensorSpec("token_ids", "int32", ("R",))]
 
     def forward(self, x: dict[str, Tensor]) -> None:
         """Marks `logprobs`, and the best tokens with theirs, `top_ids` and `top_logprobs`, largest first."""
-        net, most = x["logits"].net, min(LOGPROBS_MOST, self.config.vocab_size)
+        net, most = x["logits"].net, min(MAX_LOGPROBS, self.config.vocab_size)
         logits_RV = ops.cast(x["logits"], "float32")
         z_RV = logits_RV - ops.reduce(logits_RV, "MAX", 1)
         whole_R1 = ops.unary(ops.reduce(ops.unary(z_RV, "EXP"), "SUM", 1), "LOG")
@@ -158,14 +158,14 @@ def acceptance_of(config: VerifierConfig, name: str, q: DraftLaw | None) -> Logi
     return NETWORKS[name](config) if q is None else Rejection(config, q)
 
 
-def _logits_spec(config: VerifierConfig, form: Form) -> TensorSpec:
-    return TensorSpec("logits", form.compute, ("R", config.vocab_size))
+def _logits_spec(config: VerifierConfig, net_config: NetworkConfig) -> TensorSpec:
+    return TensorSpec("logits", net_config.compute, ("R", config.vocab_size))
 
 
-def _law_specs(config: VerifierConfig, form: Form) -> list[TensorSpec]:
+def _law_specs(config: VerifierConfig, net_config: NetworkConfig) -> list[TensorSpec]:
     """What a row's law is made of."""
     return [
-        _logits_spec(config, form),
+        _logits_spec(config, net_config),
         TensorSpec("adjust_places", "int32", ("E", 2)),  # row and token
         *(TensorSpec(f"adjust_{name}", "float32", ("E",)) for name in ("before", "factor", "after")),
         TensorSpec("temperature", "float32", ("R",)),

@@ -21,8 +21,8 @@ from glmspec.models.layers.paged import RING, RING_START, RING_TABLE, WHOLE, Kin
 from glmspec.models.layers.rotary import Rotary, rope_table_spec
 from glmspec.models.verifier import tap_name
 from glmspec.network import ops
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Module, Weight
@@ -156,9 +156,9 @@ class DFlash(Module):
         # Of a reduced vocabulary: target id = draft id + d2t[draft id].
         self.d2t = Weight(config.draft_vocab_size, dtype="int32") if config.reduced_vocabulary else None
 
-    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """Step inputs, rotary tables and caches; the weights come from `weight_inputs`."""
-        config, compute = self.config, form.compute
+        config, compute = self.config, net_config.compute
         whole, ring = (kind in self.kinds for kind in (WHOLE, RING))
         return [
             *(TensorSpec(tap_name(tap), compute, ("N", config.hidden_size)) for tap in config.taps),
@@ -179,10 +179,10 @@ class DFlash(Module):
             ),
         ]
 
-    def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
+    def author(self, limits: EngineLimits, net_config: NetworkConfig, backend: Backend) -> Network:
         """The whole network. Drafters are plain, and whole on every rank."""
-        net = Network(self.config.kind, form, backend, author)
-        net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
+        net = Network(self.config.kind, net_config, backend, author)
+        net.declare(self.input_specs(limits, net_config) + self.weight_inputs(net_config))
         for weight in self.weights():
             weight.bind(net)
         self(net.inputs["anchor_ids"])

@@ -16,8 +16,8 @@ from glmspec.models.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_STA
 from glmspec.models.layers.mla import Attended, Step
 from glmspec.models.verifier import Verifier, index_cache, latent_cache
 from glmspec.network import ops
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import CACHE, TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Tensor
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Weight
@@ -52,7 +52,7 @@ class LayerGroup(Verifier):
             yield from self.model.norm.weights()
             yield from self.lm_head.weights()
 
-    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """The verifier's, less the caches of other layers, and what comes from the group before."""
         caches = {name(index) for index in self.span for name in (latent_cache, index_cache)}
         unused = set() if self.first else {"token_ids", VOCABULARY_START}
@@ -63,10 +63,10 @@ class LayerGroup(Verifier):
             unused.add(EXPERT_START)
         specs = [
             spec
-            for spec in super().input_specs(limits, form)
+            for spec in super().input_specs(limits, net_config)
             if spec.name not in unused and (spec.role != CACHE or spec.name in caches)
         ]
-        return specs + ([] if self.first else self._handed(form, self.span.start))
+        return specs + ([] if self.first else self._handed(net_config, self.span.start))
 
     def forward(self, token_ids_N: Tensor | None, logit_rows_R: Tensor | None, step: Step) -> None:
         """Marks the stream and rows, or the verifier's own outputs, as outputs."""
@@ -86,12 +86,12 @@ class LayerGroup(Verifier):
         else:
             # A tap may be the same tensor, and a tensor has one name.
             given = (ops.identity(x_ND), attended.rows_NK, attended.visible_NK)
-            for spec, tensor in zip(self._handed(step.net.form, self.span.stop), given, strict=False):
+            for spec, tensor in zip(self._handed(step.net.config, self.span.stop), given, strict=False):
                 step.net.output(tensor, spec)
 
-    def _handed(self, form: Form, layer: int) -> list[TensorSpec]:
+    def _handed(self, net_config: NetworkConfig, layer: int) -> list[TensorSpec]:
         """What goes in front of a layer: the stream, and the rows if the layer reuses them."""
-        specs = [TensorSpec(STREAM, form.compute, ("N", self.config.hidden_size))]
+        specs = [TensorSpec(STREAM, net_config.compute, ("N", self.config.hidden_size))]
         if self.config.indexer_types[layer] == "shared":
             specs += [TensorSpec(ROWS, "int32", ("N", self.rows)), TensorSpec(VISIBLE, "int32", ("N", self.rows))]
         return specs

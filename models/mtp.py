@@ -20,8 +20,8 @@ from glmspec.models.layers.basic import Linear, RMSNorm, VocabularyEmbedding, le
 from glmspec.models.layers.mla import Step
 from glmspec.models.verifier import DecoderLayer, cache_specs, hidden_spec, step_of, step_specs
 from glmspec.network import ops
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Module
@@ -73,21 +73,21 @@ class Mtp(Module):
         self.embed_tokens.named("model.embed_tokens")
         self.lm_head.named("lm_head")
 
-    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """Step inputs, tables and caches; the weights come from `weight_inputs`."""
         return [
-            *step_specs(self.config, limits, form),
-            *legal_specs(self.config.vocab_size, self.illegal, form),
-            hidden_spec(self.config, form.compute, "H"),
+            *step_specs(self.config, limits, net_config),
+            *legal_specs(self.config.vocab_size, self.illegal, net_config),
+            hidden_spec(self.config, net_config.compute, "H"),
             TensorSpec("hidden_rows", "int32", ("N",)),  # the row of `hidden` that each row goes on from
             *(TensorSpec(name, "float32", ("R",)) for name in (TEMPERATURE, UNIFORM) if self.sampled),
-            *cache_specs(self.config.deeper(1), self.index, limits, form),
+            *cache_specs(self.config.deeper(1), self.index, limits, net_config),
         ]
 
-    def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
+    def author(self, limits: EngineLimits, net_config: NetworkConfig, backend: Backend) -> Network:
         """The whole network, the same for every rank."""
-        net = Network("mtp", form, backend, author)
-        net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
+        net = Network("mtp", net_config, backend, author)
+        net.declare(self.input_specs(limits, net_config) + self.weight_inputs(net_config))
         for weight in self.weights():
             weight.bind(net)
         self.forward(net.inputs, step_of(net, self.config, limits))

@@ -22,8 +22,8 @@ from glmspec.models.layers.moe import MixtureOfExperts
 from glmspec.models.layers.paged import WritePlan, cache_spec
 from glmspec.models.layers.rotary import Rotary, rope_table_spec
 from glmspec.network import ops
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TABLE, TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Module
@@ -85,17 +85,19 @@ class Verifier(Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.named()
 
-    def input_specs(self, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+    def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """Step inputs, tables and caches; the weights come from `weight_inputs`."""
-        specs = step_specs(self.config, limits, form) + legal_specs(self.config.vocab_size, self.illegal, form)
+        specs = step_specs(self.config, limits, net_config) + legal_specs(
+            self.config.vocab_size, self.illegal, net_config
+        )
         for index in range(self.config.num_hidden_layers):
-            specs += cache_specs(self.config, index, limits, form)
+            specs += cache_specs(self.config, index, limits, net_config)
         return specs
 
-    def author(self, limits: EngineLimits, form: Form, backend: Backend) -> Network:
+    def author(self, limits: EngineLimits, net_config: NetworkConfig, backend: Backend) -> Network:
         """The whole network, the same for every rank."""
-        net = Network("verifier", form, backend, author)
-        net.declare(self.input_specs(limits, form) + self.weight_inputs(form))
+        net = Network("verifier", net_config, backend, author)
+        net.declare(self.input_specs(limits, net_config) + self.weight_inputs(net_config))
         for weight in self.weights():
             weight.bind(net)
         with net.scope(self.path):
@@ -131,7 +133,7 @@ class Verifier(Module):
         net.output(argmax.native(logits_RV), TensorSpec("greedy_ids", "int32", ("R",)))
 
 
-def step_specs(config: VerifierConfig, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+def step_specs(config: VerifierConfig, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
     """What a run of decoder layers over packed rows reads: step inputs and tables, without caches."""
     return [
         TensorSpec("token_ids", "int32", ("N",)),
@@ -141,18 +143,20 @@ def step_specs(config: VerifierConfig, limits: EngineLimits, form: Form) -> list
         TensorSpec("page_table", "int32", ("G", "M")),
         *WritePlan.specs("N"),
         TensorSpec("logit_rows", "int32", ("R",)),
-        rope_table_spec(limits.table_positions, config.qk_rope_head_dim, form.compute),
-        *rank_specs(form),
+        rope_table_spec(limits.table_positions, config.qk_rope_head_dim, net_config.compute),
+        *rank_specs(net_config),
     ]
 
 
 def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
     """The step of a network that declared `step_specs`, or what its layers read of them."""
-    inputs, form, k = net.inputs, net.form, limits.index_topk(config.index_topk)
+    inputs, net_config, k = net.inputs, net.config, limits.index_topk(config.index_topk)
     # Plugins read keys and latents in their pages; layers gather them first.
-    pieces = limits.index_pieces(1 if form.plugins else config.index_head_dim, form.profile)
-    gathered = 1 if form.plugins else k * config.latent_dim
-    experts = config.n_routed_experts // form.mapping.ep * max(config.hidden_size, 2 * config.moe_intermediate_size)
+    pieces = limits.index_pieces(1 if net_config.plugins else config.index_head_dim, net_config.profile)
+    gathered = 1 if net_config.plugins else k * config.latent_dim
+    experts = (
+        config.n_routed_experts // net_config.mapping.ep * max(config.hidden_size, 2 * config.moe_intermediate_size)
+    )
     return Step(
         net=net,
         positions_N=inputs["positions"],
@@ -163,17 +167,19 @@ def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
         plan=WritePlan.of(net),
         index_topk=k,
         index_pieces=pieces,
-        index_heads=limits.index_heads(config.index_n_heads, pieces, form.profile),
-        attention_pieces=limits.row_pieces(gathered, form.profile),
-        expert_pieces=limits.row_pieces(experts if form.moe == "composed" else 1, form.profile),
+        index_heads=limits.index_heads(config.index_n_heads, pieces, net_config.profile),
+        attention_pieces=limits.row_pieces(gathered, net_config.profile),
+        expert_pieces=limits.row_pieces(experts if net_config.moe == "composed" else 1, net_config.profile),
     )
 
 
-def cache_specs(config: VerifierConfig, layer: int, limits: EngineLimits, form: Form) -> list[TensorSpec]:
+def cache_specs(
+    config: VerifierConfig, layer: int, limits: EngineLimits, net_config: NetworkConfig
+) -> list[TensorSpec]:
     """The caches of one decoder layer."""
-    specs = [cache_spec(latent_cache(layer), 1, limits.page_size, config.latent_dim, form.compute)]
+    specs = [cache_spec(latent_cache(layer), 1, limits.page_size, config.latent_dim, net_config.compute)]
     if config.indexer_types[layer] == "full":
-        specs.append(cache_spec(index_cache(layer), 1, limits.page_size, config.index_head_dim, form.compute))
+        specs.append(cache_spec(index_cache(layer), 1, limits.page_size, config.index_head_dim, net_config.compute))
     return specs
 
 
@@ -182,9 +188,9 @@ def hidden_spec(config: VerifierConfig, compute: str, rows: str = "N") -> Tensor
     return TensorSpec("hidden", compute, (rows, config.hidden_size))
 
 
-def rank_specs(form: Form) -> list[TensorSpec]:
+def rank_specs(net_config: NetworkConfig) -> list[TensorSpec]:
     """What tells a rank which part of the vocabulary and which experts are its own."""
-    names = [VOCABULARY_START] * (form.mapping.tp > 1) + [EXPERT_START] * (form.mapping.ep > 1)
+    names = [VOCABULARY_START] * (net_config.mapping.tp > 1) + [EXPERT_START] * (net_config.mapping.ep > 1)
     return [TensorSpec(name, "int32", (1,), TABLE) for name in names]
 
 

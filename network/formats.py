@@ -8,7 +8,7 @@
 | fp8_rows | e4m3 codes, one float32 `scale` a row (read, never written) |
 | nvfp4 | two codes a byte, e4m3 `scale` for every 16 columns, one float32 `scale_2` |
 
-The converter fills these tensors (`convert/formats.py`), the networks take them as inputs (`form.py`).
+The converter fills these tensors (`convert/formats.py`), the networks take them as inputs (`config.py`).
 """
 
 from __future__ import annotations

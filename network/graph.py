@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from glmspec.core.errors import NetworkError
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import Contract, TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.trt import Backend
 
 
@@ -87,12 +87,12 @@ class Network:
     """A network being authored. name: shown in errors and kept in the plan. plugged: makes plugin layers, where the
     form asks for them."""
 
-    def __init__(self, name: str, form: Form, backend: Backend, plugged: Plugged | None = None) -> None:
+    def __init__(self, name: str, net_config: NetworkConfig, backend: Backend, plugged: Plugged | None = None) -> None:
         self.backend = backend
         self.api = backend.api
         self.name = name
-        self.form = form
-        self._plugged = plugged if form.plugins else None
+        self.config = net_config
+        self._plugged = plugged if net_config.plugins else None
         backend.take_errors()
         self.builder = backend.builder()
         flags = 1 << int(self.api.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -113,7 +113,7 @@ class Network:
     @property
     def compute(self) -> str:
         """Dtype of the residual stream, and of every weight and activation that names none."""
-        return self.form.compute
+        return self.config.compute
 
     # -- interface -------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Network:
         """Make network inputs. All of them come before the first layer (TensorRT is quadratic otherwise)."""
         if self.definition.num_layers:
             raise NetworkError(f"{self.name}: inputs must be declared before the first layer")
-        for spec in map(self.form.fixed, specs):
+        for spec in map(self.config.fixed, specs):
             dims = tuple(dim if isinstance(dim, int) else -1 for dim in spec.dims)
             made = self.definition.add_input(spec.name, self.backend.dtype(spec.dtype), dims)
             if made is None:
@@ -134,7 +134,7 @@ class Network:
 
     def output(self, tensor: Tensor, spec: TensorSpec) -> None:
         """Mark an output. Raises `NetworkError` when the tensor is not what `spec` promises."""
-        spec = self.form.fixed(spec)
+        spec = self.config.fixed(spec)
         fits = tensor.rank == len(spec.dims) and all(
             isinstance(dim, str) or size in (dim, -1) for size, dim in zip(tensor.shape, spec.dims, strict=False)
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from glmspec.core.errors import ConfigError
-from glmspec.network.trt_limits import MOST_ELEMENTS, TOPK_MOST
+from glmspec.network.trt_limits import MAX_ELEMENTS, MAX_TOPK
 
 SCORES_AT_ONCE = 2**29  # numbers: 2 GB of index scores, in float32
-ADJUSTED_MOST = 1024  # tokens that a request may bias or forbid by name, and as many that may end it
+MAX_ADJUSTED = 1024  # tokens that a request may bias or forbid by name, and as many that may end it
 GENERATION, CONTEXT = "generation", "context"
 Ranges = dict[str, tuple[int, int, int]]  # contract symbol -> least, typical and greatest value
 
@@ -74,8 +74,8 @@ class EngineLimits:
     def index_topk(self, configured: int) -> int:
         """K of the DSA top-k: never more than the rows a page table can name."""
         k = min(configured, self.pages_per_sequence * self.page_size)
-        if k > TOPK_MOST:
-            raise ConfigError(f"index_topk: found {k}, expected at most {TOPK_MOST}, the most TensorRT's TopK takes.")
+        if k > MAX_TOPK:
+            raise ConfigError(f"index_topk: found {k}, expected at most {MAX_TOPK}, the most TensorRT's TopK takes.")
         return k
 
     def least_pages(self, configured: int) -> int:
@@ -90,17 +90,17 @@ class EngineLimits:
         ranges = self.profiles(0)[profile]
         segment = max(ranges["S"][2], columns)
         context = self.pages_per_sequence * self.page_size
-        if segment * context > MOST_ELEMENTS:
-            most = MOST_ELEMENTS // (segment * self.page_size) * self.page_size
+        if segment * context > MAX_ELEMENTS:
+            most = MAX_ELEMENTS // (segment * self.page_size) * self.page_size
             raise ConfigError(
                 f"--max-model-len: found {self.max_model_len:,}, expected at most {most:,}: a segment's index keys and "
-                f"scores may have {MOST_ELEMENTS:,} elements."
+                f"scores may have {MAX_ELEMENTS:,} elements."
             )
-        return -(-ranges["G"][2] // (MOST_ELEMENTS // (segment * context)))
+        return -(-ranges["G"][2] // (MAX_ELEMENTS // (segment * context)))
 
     def row_pieces(self, elements: int, profile: str) -> int:
         """In how many pieces the rows of a step are computed where a tensor has so many elements for each."""
-        return -(-self.profiles(0)[profile]["N"][2] // max(1, MOST_ELEMENTS // elements))
+        return -(-self.profiles(0)[profile]["N"][2] // max(1, MAX_ELEMENTS // elements))
 
     def index_heads(self, heads: int, pieces: int, profile: str) -> int:
         """Heads of the indexer that are scored at once, of a piece of a step's segments."""
@@ -124,8 +124,8 @@ class EngineLimits:
     def _acceptance_ranges(self, vocab_size: int | None) -> Ranges:
         """Of the symbols that only acceptance has. What is adjusted in a row is named, or in its sequence; there are no
         more logits than tokens."""
-        rows, named = self.max_num_seqs * self.block_rows, self.table_positions + 2 * ADJUSTED_MOST
-        entries = min(rows * min(named, vocab_size or named), MOST_ELEMENTS // 2)
+        rows, named = self.max_num_seqs * self.block_rows, self.table_positions + 2 * MAX_ADJUSTED
+        entries = min(rows * min(named, vocab_size or named), MAX_ELEMENTS // 2)
         return {"E": (1, 1, entries), "Z": (1, self.block_rows, rows)}
 
     def _ranges(self, k: int, rows: int, segments: int, segment_rows: int) -> Ranges:

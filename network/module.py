@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import WEIGHT, TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Network, Tensor
 
 
@@ -31,8 +31,8 @@ class Weight:
 
     def bind(self, net: Network) -> None:
         """Use this network's inputs for the weight."""
-        specs = net.form.specs(self.whole(net.compute))
-        self.format = net.form.format(self.name)
+        specs = net.config.specs(self.whole(net.compute))
+        self.format = net.config.format(self.name)
         self._fields = {suffix: net.inputs[spec.name] for suffix, spec in specs.items()}
 
     @property
@@ -88,9 +88,9 @@ class Module:
         """The weights before division, plain: what the converter must find. compute: dtype of those that name none."""
         return [weight.whole(compute) for weight in self.weights()]
 
-    def weight_inputs(self, form: Form) -> list[TensorSpec]:
+    def weight_inputs(self, net_config: NetworkConfig) -> list[TensorSpec]:
         """The weights as inputs of a rank's network."""
-        return [spec for whole in self.weight_specs(form.compute) for spec in form.specs(whole).values()]
+        return [spec for whole in self.weight_specs(net_config.compute) for spec in net_config.specs(whole).values()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward` with layers named after this module's path. Some argument knows the network."""

@@ -252,12 +252,12 @@ def dynamic_quantize(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 def all_reduce(x: Tensor) -> Tensor:
     """The sum of x over all ranks; x itself on one rank."""
-    return _collective(x, "ALL_REDUCE", "SUM") if x.net.form.mapping.tp > 1 else x
+    return _collective(x, "ALL_REDUCE", "SUM") if x.net.config.mapping.tp > 1 else x
 
 
 def all_gather(x: Tensor) -> Tensor:
     """Every rank's x [A, ...], one after the other: [ranks * A, ...]; x itself on one rank."""
-    return _collective(x, "ALL_GATHER", "NONE") if x.net.form.mapping.tp > 1 else x
+    return _collective(x, "ALL_GATHER", "NONE") if x.net.config.mapping.tp > 1 else x
 
 
 def _collective(x: Tensor, operation: str, reduction: str) -> Tensor:
@@ -265,7 +265,7 @@ def _collective(x: Tensor, operation: str, reduction: str) -> Tensor:
     kind = getattr(api.CollectiveOperation, operation)
     layer = net.definition.add_dist_collective(x.trt, kind, getattr(api.ReduceOperation, reduction), -1, None)
     if layer is not None:
-        layer.num_ranks = net.form.mapping.tp
+        layer.num_ranks = net.config.mapping.tp
         layer.metadata = json.dumps({"collective": operation})  # TensorRT does not let it be read back
     return net.add(layer, operation.lower())
 

@@ -16,7 +16,7 @@ from glmspec.core.errors import MissingCapability
 
 # TensorRT probes for a driver after every error; on a machine without one that adds a line that explains nothing.
 _NOISE = ("cudaError 35", "CUDA driver version is insufficient")
-_MOST_LINES = 10_000  # remarks kept between two builds
+_MAX_LINES = 10_000  # remarks kept between two builds
 DATA_TYPES = {  # torch-style names -> DataType's
     "float32": "FLOAT",
     "bfloat16": "BF16",
@@ -98,7 +98,7 @@ def _logger(module: ModuleType, errors: list[str], lines: list[str]) -> Any:
                 return
             if level <= severity.ERROR:
                 errors.append(message)
-            elif level <= severity.INFO and len(lines) < _MOST_LINES:
+            elif level <= severity.INFO and len(lines) < _MAX_LINES:
                 lines.append(f"{str(level).rpartition('.')[2]}: {message}")
 
     return Log()

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-TOPK_MOST = 3840  # K of a TopK layer
-MOST_ELEMENTS = 2**31 - 1  # of one tensor of a step, as kernels count them
-MOST_AXES = 8  # of one tensor
+MAX_TOPK = 3840  # K of a TopK layer
+MAX_ELEMENTS = 2**31 - 1  # of one tensor of a step, as kernels count them
+MAX_AXES = 8  # of one tensor
 KV_CACHE_DTYPES = ("float32", "float16", "bfloat16")  # of an in-place cache update: FP8 and INT8 are refused
 # What float8 and float4 tensors may feed. (Everything else wants them dequantized.)
 QUANTIZED_READERS = ("DEQUANTIZE", "CONCATENATION", "SHUFFLE", "SHAPE", "IDENTITY", "PLUGIN", "PLUGIN_V2", "PLUGIN_V3")

@@ -95,9 +95,9 @@ def native(
 ) -> Tensor:
     """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype. See `reference`."""
     net = x_ND.net
-    lower = {"composed": _composed, "layer": _layer}.get(net.form.moe)
+    lower = {"composed": _composed, "layer": _layer}.get(net.config.moe)
     if lower is None:
-        raise NetworkError(f"{net.name}: form of the experts: found {net.form.moe!r}, expected 'composed' or 'layer'")
+        raise NetworkError(f"{net.name}: form of the experts: found {net.config.moe!r}, expected 'composed' or 'layer'")
     inputs = [x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF] + ([] if middle_E is None else [middle_E])
     with net.region("moe", inputs, {"middle": middle}) as outputs:
         outputs.append(lower(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle))

@@ -40,7 +40,7 @@ def author(net: Network, op: str, inputs: Sequence[Tensor], attributes: Mapping[
     if plugged is None:
         return []
     try:
-        return list(plugged(Authored(net, net.form.plugins), *inputs, **attributes))
+        return list(plugged(Authored(net, net.config.plugins), *inputs, **attributes))
     except NoPlugin:
         return []
 

@@ -16,7 +16,7 @@ from glmspec.network.graph import Tensor
 from glmspec.plugins import argmax
 from glmspec.plugins.spec import Op
 
-TOP_K_MOST = 1024  # TensorRT's TopK takes 3840 at most; larger ones cost a sort
+MAX_TOP_K = 1024  # TensorRT's TopK takes 3840 at most; larger ones cost a sort
 _LEAST = -110.0  # exp of less is 0 in float32
 _HALVINGS = 26  # of [_LEAST, 0], to 2e-6: about what float32 tells apart there
 _TINY = 1e-38
@@ -57,7 +57,7 @@ def reference(
 
 
 def native(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:
-    """Probabilities float32 [R, V]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R], at most `TOP_K_MOST`. 0
+    """Probabilities float32 [R, V]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R], at most `MAX_TOP_K`. 0
     is no top-k or min-p, 1 no top-p."""
     inputs = [logits_RV, temperature_R, top_k_R, top_p_R, min_p_R]
     with logits_RV.net.region("sampling_law", inputs, {}) as outputs:
@@ -83,7 +83,7 @@ def _kept(z_RV: Tensor, cutoff_R1: Tensor) -> Tensor:
 
 def _kth(z_RV: Tensor, top_k_R1: Tensor) -> Tensor:
     """The k-th largest of every row, [R, 1]; -inf where k is 0."""
-    most = min(TOP_K_MOST, z_RV.shape[1])
+    most = min(MAX_TOP_K, z_RV.shape[1])
     falling_RK, _ = ops.topk(z_RV, most, 1)
     at_R1 = ops.minimum(ops.maximum(top_k_R1, 1), most) - 1
     return ops.select(top_k_R1 > 0, ops.gather_elements(falling_RK, at_R1, 1), float("-inf"))

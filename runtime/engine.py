@@ -18,7 +18,7 @@ from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.illegal import IllegalIds
 from glmspec.models.mtp import Mtp
 from glmspec.models.registry import model_of
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import CONTEXT, EngineLimits
 from glmspec.runtime.accept import BLOCK, STANDARD, Acceptance
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, prepare
@@ -111,9 +111,9 @@ class Engine:
         record = self.directory.model(name)
         q = record["build_config"]["q"]
         tree = acceptance_of(self.verifier.config, name, DraftLaw(**q) if q else None)
-        form = Form(compute=record["build_config"]["compute"])
+        net_config = NetworkConfig(compute=record["build_config"]["compute"])
         digest = record["networks"][CONTEXT]["sha256"]
-        return Model(self.verifier.config, self.limits, form, [{}], tree=tree, network_sha256=digest)
+        return Model(self.verifier.config, self.limits, net_config, [{}], tree=tree, network_sha256=digest)
 
     def _shared(self, name: str) -> torch.Tensor:
         """A whole weight of the verifier, in the compute dtype: on one rank its own tensor and no second copy."""
@@ -190,7 +190,7 @@ def _model(
     return Model(
         config,
         EngineLimits(**build["limits"]),
-        checkpoint.form(build["compute"]),
+        checkpoint.net_config(build["compute"]),
         [checkpoint.tensors(rank) | (shared[rank] if shared else {}) for rank in ranks],
         tree=tree or model_of(config, taps, **chosen, illegal=illegal),
         network_sha256=record["networks"][CONTEXT]["sha256"],

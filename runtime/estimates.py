@@ -17,7 +17,7 @@ import numpy as np
 
 from glmspec.core.fields import Fields, read_json
 
-MARGIN_MOST = 40.0  # a larger one tells nothing more
+MAX_MARGIN = 40.0  # a larger one tells nothing more
 REFIT_STEPS = 100
 _FIRST_REFIT_STEPS = 10  # twice as many each time, until they are REFIT_STEPS
 _REMEMBERED = 1024  # observations a position
@@ -76,7 +76,7 @@ class Margins:
     def chances(self, signal_BJ: np.ndarray) -> np.ndarray:
         """See `Estimates`."""
         w_J, b_J = self.weights_J2.T
-        return sigmoid(w_J * np.minimum(signal_BJ, MARGIN_MOST) + b_J)
+        return sigmoid(w_J * np.minimum(signal_BJ, MAX_MARGIN) + b_J)
 
     def observe(self, signal_BJ: np.ndarray, verified_B: np.ndarray, accepted_B: np.ndarray) -> None:
         """See `Estimates`. A draft tells something only where all before it stand."""
@@ -92,7 +92,7 @@ class Margins:
         """Overwrite the oldest."""
         margin_Z, stood_Z = margin_Z[-_REMEMBERED:], stood_Z[-_REMEMBERED:]
         at_Z = (self._seen_J[position] + np.arange(len(margin_Z))) % _REMEMBERED
-        self._margin_JZ[position, at_Z] = np.minimum(margin_Z, MARGIN_MOST)
+        self._margin_JZ[position, at_Z] = np.minimum(margin_Z, MAX_MARGIN)
         self._stood_JZ[position, at_Z] = stood_Z
         self._seen_J[position] += len(margin_Z)
 

@@ -31,7 +31,7 @@ from glmspec.runtime.settings import request_of
 from glmspec.runtime.stats import SpecStats
 from glmspec.runtime.terminal import converse, text_request, watch
 
-MOST_TOKENS = 2**31  # of any vocabulary
+MAX_TOKENS = 2**31  # of any vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def generate(load: Callable[[], Engine], wanted: Wanted, progress: Progress) -> 
             raise RequestError(f"{path}: found something else, expected a file or a name for one")
         if path is not None:
             check_output(path)
-    request_of([0], wanted.settings, None).sampling.check(MOST_TOKENS)  # before anything is loaded
+    request_of([0], wanted.settings, None).sampling.check(MAX_TOKENS)  # before anything is loaded
     with progress.stage("Loading engines"):
         engine = load()
     console = Console(highlight=False)

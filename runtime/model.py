@@ -17,8 +17,8 @@ from glmspec.models.layers.paged import RING_TABLE
 from glmspec.models.mtp import Mtp
 from glmspec.models.registry import model_of
 from glmspec.models.verifier import Verifier
+from glmspec.network.config import FP4, NetworkConfig
 from glmspec.network.contract import CACHE, TABLE, WEIGHT, Contract, TensorSpec
-from glmspec.network.form import FP4, Form
 from glmspec.network.limits import EngineLimits
 from glmspec.network.reader import read
 from glmspec.network.shards import Mapping
@@ -35,7 +35,7 @@ class Model:
         self,
         config: VerifierConfig | DrafterConfig,
         limits: EngineLimits,
-        form: Form,
+        net_config: NetworkConfig,
         weights: Sequence[dict[str, torch.Tensor]],
         *,
         taps: tuple[int, ...] = (),
@@ -44,7 +44,7 @@ class Model:
         **executor_options: Any,
     ) -> None:
         tree = tree or model_of(config, taps)
-        net = tree.author(limits, form, backend())
+        net = tree.author(limits, net_config, backend())
         graph = read(net.definition, net.backend)
         self.network_sha256 = graph.content_hash()
         if network_sha256 not in (None, self.network_sha256):
@@ -58,14 +58,14 @@ class Model:
         self.tap_names = [spec.name for spec in self.contract.inputs if spec.name.startswith("tap.")]
         self.weights = [{spec.name: _weight(spec, mine) for spec in self.contract.of_role(WEIGHT)} for mine in weights]
         tables = [
-            {spec.name: _table(spec, tree, form.mapping, rank) for spec in self.contract.of_role(TABLE)}
-            for rank in range(form.mapping.tp)
+            {spec.name: _table(spec, tree, net_config.mapping, rank) for spec in self.contract.of_role(TABLE)}
+            for rank in range(net_config.mapping.tp)
         ]
         pages = {"X": limits.num_pages, "XR": limits.num_ring_pages(self.ring_pages)}
         # Zeros, because a masked row still enters a sum: 0 * NaN would poison it.
         self.caches = [{spec.name: _zeros(spec, pages) for spec in self.contract.of_role(CACHE)} for _ in self.weights]
         bound = [mine | own for mine, own in zip(self.weights, tables, strict=True)]
-        if form.mapping.tp == 1:
+        if net_config.mapping.tp == 1:
             self.executor = ReferenceExecutor(graph, bound[0], self.caches[0], **executor_options)
         else:
             self.executor = LockstepExecutor(graph, bound, self.caches, **executor_options)

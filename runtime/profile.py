@@ -25,7 +25,7 @@ from glmspec.runtime.sequence import Sequence as Running
 from glmspec.runtime.stats import SpecStats
 
 ROUNDS = 5
-CAPTURED_MOST = 512  # rows up to which steps are padded to a measured size, as with captured CUDA graphs
+MAX_CAPTURED = 512  # rows up to which steps are padded to a measured size, as with captured CUDA graphs
 _CONTEXT = 512  # positions before an idle block, where the limits allow them
 
 
@@ -90,7 +90,7 @@ def _measured(runs: dict[int, Callable[[], object]]) -> Column:
             start = time.perf_counter()
             run()
             times[size].append((time.perf_counter() - start) * 1000)
-    captured = max(size for size in runs if size <= CAPTURED_MOST)
+    captured = max(size for size in runs if size <= MAX_CAPTURED)
     return Column.of(list(times), [statistics.median(one) for one in times.values()], captured)
 
 

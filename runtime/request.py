@@ -7,11 +7,11 @@ from typing import Any
 
 from glmspec.core.errors import RequestError
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.network.limits import ADJUSTED_MOST
+from glmspec.network.limits import MAX_ADJUSTED
 from glmspec.runtime.sampling import GREEDY, Sampling
 
 STOP, LENGTH = "stop", "length"
-STOPS_MOST, STOP_LONGEST = 64, 1024  # stop texts, and characters of one: every token is compared with all of them
+MAX_STOPS, STOP_LONGEST = 64, 1024  # stop texts, and characters of one: every token is compared with all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class Request:
             raise RequestError(f"max_tokens: found {self.max_tokens}, expected at least 1")
         if any(not text for text in self.stop):
             raise RequestError("stop: found an empty text, expected at least one character")
-        if len(self.stop) > STOPS_MOST:
-            raise RequestError(f"stop: found {len(self.stop)} texts, expected at most {STOPS_MOST}")
+        if len(self.stop) > MAX_STOPS:
+            raise RequestError(f"stop: found {len(self.stop)} texts, expected at most {MAX_STOPS}")
         if longest := next((len(text) for text in self.stop if len(text) > STOP_LONGEST), 0):
             raise RequestError(f"stop: found a text of {longest} characters, expected at most {STOP_LONGEST}")
         if self.stop and not has_text:
@@ -62,8 +62,8 @@ class Request:
                 f"min_tokens: found {self.sampling.min_tokens}, expected at most max_tokens ({self.max_tokens})"
             )
         ends = len(set(self.stop_token_ids))
-        if ends > ADJUSTED_MOST or ends >= vocab_size:
-            most = min(ADJUSTED_MOST, vocab_size - 1)
+        if ends > MAX_ADJUSTED or ends >= vocab_size:
+            most = min(MAX_ADJUSTED, vocab_size - 1)
             raise RequestError(f"stop_token_ids: found {ends} tokens, expected at most {most}")
         never = next((token for token in self.stop_token_ids if token in illegal), None)
         if never is not None:

@@ -6,13 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from glmspec.core.errors import RequestError
-from glmspec.models.acceptance import LOGPROBS_MOST
+from glmspec.models.acceptance import MAX_LOGPROBS
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.network.limits import ADJUSTED_MOST
-from glmspec.plugins.sampling_law import TOP_K_MOST
+from glmspec.network.limits import MAX_ADJUSTED
+from glmspec.plugins.sampling_law import MAX_TOP_K
 
-PENALTY_MOST = 2.0  # of frequency and presence, either way, as OpenAI's API has it
-BIAS_MOST, REPETITION_MOST, HEAT_LEAST, HEAT_MOST = 10_000.0, 100.0, 1e-4, 100.0
+MAX_PENALTY = 2.0  # of frequency and presence, either way, as OpenAI's API has it
+MAX_BIAS, MAX_REPETITION, HEAT_LEAST, MAX_TEMPERATURE = 10_000.0, 100.0, 1e-4, 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +63,12 @@ class Sampling:
         """Raise `RequestError` for what cannot be served, naming the field, what was found and the limits. illegal: ids
         that are never chosen."""
         for name, least, most in (
-            ("temperature", 0.0, HEAT_MOST),
-            ("repetition_penalty", 1 / REPETITION_MOST, REPETITION_MOST),
+            ("temperature", 0.0, MAX_TEMPERATURE),
+            ("repetition_penalty", 1 / MAX_REPETITION, MAX_REPETITION),
             ("top_p", 0.0, 1.0),
             ("min_p", 0.0, 1.0),
-            ("frequency_penalty", -PENALTY_MOST, PENALTY_MOST),
-            ("presence_penalty", -PENALTY_MOST, PENALTY_MOST),
+            ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
+            ("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
         ):
             value = getattr(self, name)
             if not least <= value <= most:  # as NaN is not either
@@ -86,27 +86,27 @@ class Sampling:
             raise RequestError(f"logit_bias: token id {never} is none of the tokenizer's and is never chosen")
 
     def _check_counts(self, vocab_size: int) -> None:
-        if self.top_k < 0 or TOP_K_MOST < self.top_k < vocab_size or self.top_k >= 2**31:
-            raise RequestError(f"top_k: found {self.top_k}, expected at most {TOP_K_MOST}, or 0 for no limit")
+        if self.top_k < 0 or MAX_TOP_K < self.top_k < vocab_size or self.top_k >= 2**31:
+            raise RequestError(f"top_k: found {self.top_k}, expected at most {MAX_TOP_K}, or 0 for no limit")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise RequestError(f"seed: found {self.seed}, expected a number from 0 to 2^64 - 1")
         if self.min_tokens < 0:
             raise RequestError(f"min_tokens: found {self.min_tokens}, expected at least 0")
-        if self.logprobs is not None and not 0 <= self.logprobs <= LOGPROBS_MOST:
-            raise RequestError(f"logprobs: found {self.logprobs}, expected 0 to {LOGPROBS_MOST}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise RequestError(f"logprobs: found {self.logprobs}, expected 0 to {MAX_LOGPROBS}")
 
     def _check_tokens(self, vocab_size: int) -> None:
         ids = [token for token, _ in self.logit_bias]
         named = len(ids) + len(self.bad_words)
-        if named > ADJUSTED_MOST:
+        if named > MAX_ADJUSTED:
             raise RequestError(
-                f"logit_bias and bad_words: found {named} tokens and words, expected at most {ADJUSTED_MOST}"
+                f"logit_bias and bad_words: found {named} tokens and words, expected at most {MAX_ADJUSTED}"
             )
         if len(set(ids)) < len(ids):
             raise RequestError("logit_bias: the same token twice")
-        large = next((bias for _, bias in self.logit_bias if not abs(bias) <= BIAS_MOST), None)
+        large = next((bias for _, bias in self.logit_bias if not abs(bias) <= MAX_BIAS), None)
         if large is not None:
-            raise RequestError(f"logit_bias: found a bias of {large:g}, expected {-BIAS_MOST:g} to {BIAS_MOST:g}")
+            raise RequestError(f"logit_bias: found a bias of {large:g}, expected {-MAX_BIAS:g} to {MAX_BIAS:g}")
         if any(not word for word in self.bad_words):
             raise RequestError("bad_words: found an empty word")
         for name, tokens in (("logit_bias", ids), ("bad_words", [token for word in self.bad_words for token in word])):

@@ -20,10 +20,10 @@ import torch
 from measured import ASSETS, console, interval, length, made_by, origin, prompts, spread, write
 from rich.progress import track
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.model import Model
@@ -43,7 +43,7 @@ def main(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         engines = Path(scratch) / "engines"
         drafters = [ASSETS / f"tiny-{name}" for name in DRAFTERS]
-        build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], Options(), engines, Progress())
+        build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], BuildOptions(), engines, Progress())
         loaded = {"plain": Engine(engines, speculate=False)} | {name: Engine(engines, name) for name in DRAFTERS}
         result = made_by(PACKAGES, context=CONTEXT, new_tokens=NEW_TOKENS, rounds=rounds, threads=1) | {
             "decode": measure_decode(loaded["plain"], rounds),
@@ -62,7 +62,7 @@ def measure_decode(engine: Engine, rounds: int) -> dict[str, float]:
     torch.set_num_threads(1)
     ids = list((b"Count: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10. " * 8)[:CONTEXT])
     verifier = engine.verifier
-    every = Model(verifier.config, engine.limits, Form(compute="float32"), verifier.weights, regions=False)
+    every = Model(verifier.config, engine.limits, NetworkConfig(compute="float32"), verifier.weights, regions=False)
     cases = {"1 row": (verifier, 1), "9 rows": (verifier, 9), "1 row, every layer": (every, 1)}
     times: dict[str, list[float]] = {name: [] for name in ("transformers", *cases)}
     for _ in track(range(rounds), "Decode steps", console=console):

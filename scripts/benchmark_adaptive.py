@@ -23,7 +23,7 @@ import numpy as np
 from measured import ASSETS, SPECULATION, console, interval, made_by, origin, prompts, quote, write
 from tiny.corpus import held_out_prompts
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.runtime.adaptive import AdaptiveVerification
@@ -40,14 +40,14 @@ WAYS = {"greedy": (0.0, 1.0), "probabilistic": (1.0,)}  # temperatures, by how d
 ROUNDS = {"greedy": 1, "probabilistic": 2}  # of other seeds: drawn drafts make other texts, so that noise does not pair
 ROW_MS = (0.02, 0.025, 0.03)
 FEWER_DRAFTS, FEWER_TOKENS = 0.25, 0.05  # what is required: at least, of drafts a token; at most, of tokens a step
-FEW_ROWS, MOST_ROWS = 16, 16 * 9
+FEW_ROWS, MAX_ROWS = 16, 16 * 9
 
 
 def bound_by_rows(ms_a_row: float) -> CostTable:
     """2 ms up to FEW_ROWS rows, as when reading the weights takes longest, then so much more for every row; a drafter
     run takes 0.5 ms, and 0.02 ms for every block."""
-    most = 2.0 + ms_a_row * (MOST_ROWS - FEW_ROWS)
-    return CostTable(Column((1, 16), (0.52, 0.82)), Column((FEW_ROWS, MOST_ROWS), (2.0, most)))
+    most = 2.0 + ms_a_row * (MAX_ROWS - FEW_ROWS)
+    return CostTable(Column((1, 16), (0.52, 0.82)), Column((FEW_ROWS, MAX_ROWS), (2.0, most)))
 
 
 COSTS = {f"{ms:g} ms a row": bound_by_rows(ms) for ms in ROW_MS}
@@ -225,7 +225,7 @@ def main(workers: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for way in WAYS:
             engines = Path(scratch) / way
-            options = Options(max_num_seqs=SEQUENCES, mtp=True, draft_sampling=way)
+            options = BuildOptions(max_num_seqs=SEQUENCES, mtp=True, draft_sampling=way)
             drafters = [ASSETS / "tiny-dspark", ASSETS / "tiny-dflash2"]
             build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], options, engines, Progress(), check=False)
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -335,7 +335,7 @@ measured on this CPU when the engine was loaded.
 
 Required of a setting that is bound by its budget: at least {FEWER_DRAFTS:.0%} fewer drafts a token at no more than
 {FEWER_TOKENS:.0%} fewer tokens a step. What meets it in every table of a drafter: {found}. At 0.025 ms a row
-{MOST_ROWS} rows, which are {SEQUENCES} whole blocks and their anchors, take 5.2 ms, of which 3.2 ms are due to the
+{MAX_ROWS} rows, which are {SEQUENCES} whole blocks and their anchors, take 5.2 ms, of which 3.2 ms are due to the
 drafts. Where foreknowledge would save less than {FEWER_DRAFTS:.0%}, as of mtp's short blocks, no choice can meet it.
 Table by table, with the changes of drafts a token and of tokens a step:
 

@@ -25,7 +25,7 @@ from measured import ROOT, console, made_by, origin, write
 from rich.progress import track
 from safetensors.torch import save_file
 
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.formats import Block, amax, convert, to_float32
 from glmspec.convert.imagined import Imagined
 from glmspec.convert.recipe import RECIPES
@@ -183,7 +183,7 @@ def copy(source: Path, out: Path) -> None:
 def convert_in_this_process(source: Path, out: Path) -> None:
     """Convert FP8 to NVFP4 and print the seconds and the peak memory in GB."""
     start = time.perf_counter()
-    plan_conversion(source, Options(RECIPES["nvfp4"])).write(out, Run(workers=WORKERS))
+    plan_conversion(source, ConvertOptions(RECIPES["nvfp4"])).write(out, Run(workers=WORKERS))
     seconds = time.perf_counter() - start
     print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9)
 

@@ -31,7 +31,7 @@ from measured import (
     write,
 )
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine
@@ -81,7 +81,7 @@ def main(steps: int, seeds: int, workers: int) -> None:
 def build(out: Path, **options: object) -> Path:
     """An engine directory of the tiny models with these options."""
     drafters = [ASSETS / f"tiny-{name}" for name in DRAFTERS if name != "mtp"]
-    chosen = Options(mtp=True, max_num_seqs=16, **options)
+    chosen = BuildOptions(mtp=True, max_num_seqs=16, **options)
     build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], chosen, out, Progress(), check=False)
     return out
 

@@ -23,7 +23,7 @@ from typing import Any
 import click
 from measured import OUT, ROOT, console, made_by, origin, write
 
-from glmspec.build.deployment import Options, open_deployment
+from glmspec.build.deployment import BuildOptions, open_deployment
 from glmspec.build.target import PROXY_PACKAGE, TARGETS
 from glmspec.network.limits import CONTEXT, GENERATION
 from glmspec.network.reader import read
@@ -72,7 +72,7 @@ def measure(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
 
 def authoring(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
     """Seconds to author a rank's network, its layers and its content hash, which is the same each time."""
-    deployment = open_deployment(folder, (), TARGETS[TARGET], Options(tp=TP, quant=quant), config_only=True)
+    deployment = open_deployment(folder, (), TARGETS[TARGET], BuildOptions(tp=TP, quant=quant), config_only=True)
     found: dict[str, Any] = {}
     for profile in (GENERATION, CONTEXT):
         seconds, hashes = [], set()
@@ -117,7 +117,7 @@ def networks(folder: Path) -> dict[str, Any]:
 
 def layer_counts(folder: Path, quant: str) -> dict[str, int]:
     """Layers of every network of the quoted command with these weights."""
-    options = Options(tp=TP, quant=quant, mtp=True)
+    options = BuildOptions(tp=TP, quant=quant, mtp=True)
     deployment = open_deployment(folder, (), TARGETS[TARGET], options, config_only=True)
     return {
         f"{member.name}, {profile}": deployment.author(member, profile, backend(PROXY_PACKAGE)).definition.num_layers

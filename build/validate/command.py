@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from glmspec.build.deployment import Options
+from glmspec.build.deployment import BuildOptions
 from glmspec.build.target import Target
 from glmspec.build.validate.run import NAMES, Wanted, validate_source
 from glmspec.core.errors import GlmspecError
@@ -39,7 +39,7 @@ def validate_command(
     source: Path,
     drafters: tuple[Path, ...],
     target: Target,
-    options: Options,
+    options: BuildOptions,
     wanted: Wanted,
     outputs: Outputs,
     progress: Progress,

@@ -95,12 +95,12 @@ def units(deployment: Deployment, group_layers: int | None) -> Iterator[Unit]:
 def author(deployment: Deployment, unit: Unit, proxy: Backend) -> Network:
     """A unit's network: composed experts, since the proxy's GPU has no layer for them, and every size fixed."""
     member, limits = unit.member, deployment.limits
-    form = replace(deployment.form(member, GENERATION), moe="composed", sizes=bucket(deployment, member))
+    net_config = replace(deployment.net_config(member, GENERATION), moe="composed", sizes=bucket(deployment, member))
     model = member.model
     if unit.layers is not None:
         rows = member.index_topk(limits)
         model = LayerGroup(member.config, member.taps, unit.layers, rows, hidden=member.hidden, illegal=member.illegal)
-    return model.author(limits, form, proxy)
+    return model.author(limits, net_config, proxy)
 
 
 def bucket(deployment: Deployment, member: Member) -> dict[str, int]:

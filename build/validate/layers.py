@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
+from glmspec.network.config import FP4
 from glmspec.network.contract import CACHE, Contract
-from glmspec.network.form import FP4
 from glmspec.network.reader import Graph, Node
 from glmspec.network.trt_limits import QUANTIZED_READERS
 

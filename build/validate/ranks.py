@@ -53,14 +53,14 @@ def check(case: Case, _) -> Checked:
 
 def divided_inputs(member: Member, case: Case, mapping: Mapping) -> dict[str, str]:
     """Inputs that differ from rank to rank: name -> PART, or COLUMNS for weights divided along what is summed over."""
-    form = case.deployment.form(member, CONTEXT)
+    net_config = case.deployment.net_config(member, CONTEXT)
     states = {VOCABULARY_START: PART, EXPERT_START: PART}
     for weight in member.model.weights():
-        whole = weight.whole(form.compute)
+        whole = weight.whole(net_config.compute)
         layout = layout_of(whole, mapping)
         if layout.box(0) != layout.box(mapping.tp - 1):
             state = COLUMNS if layout.split.axis == "columns" else PART
-            states |= {spec.name: state for spec in form.specs(whole).values()}
+            states |= {spec.name: state for spec in net_config.specs(whole).values()}
     return states
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from glmspec.build.deployment import Deployment, Options, open_deployment
+from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
 from glmspec.build.target import Target
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
@@ -122,7 +122,7 @@ def validate_source(
     verifier: Path,
     drafters: tuple[Path, ...],
     target: Target,
-    options: Options,
+    options: BuildOptions,
     wanted: Wanted,
     progress: Progress,
     *,

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
+from glmspec.network.config import FP4
 from glmspec.network.contract import CACHE, TABLE, WEIGHT
-from glmspec.network.form import FP4
 from glmspec.network.formats import GROUP
 from glmspec.network.limits import EngineLimits
 from glmspec.network.reader import Graph, Node, Value
 from glmspec.network.trt_limits import (
     KV_CACHE_DTYPES,
+    MAX_AXES,
+    MAX_ELEMENTS,
+    MAX_TOPK,
     MOE_CAPABILITIES,
-    MOST_AXES,
-    MOST_ELEMENTS,
     NATIVE_PRODUCTS,
-    TOPK_MOST,
 )
 
 
@@ -35,19 +35,19 @@ def check(case: Case, _) -> Checked:
         volumes = step_volumes(graph, bound)
         faults += volume_faults(volumes, case.deployment.limits)
         largest = max(largest, *(math.prod(value.shape) for _, value in volumes))
-    facts = [f"TopK up to {TOPK_MOST}, tensors up to {MOST_ELEMENTS:,} elements (largest found {largest:,})"]
+    facts = [f"TopK up to {MAX_TOPK}, tensors up to {MAX_ELEMENTS:,} elements (largest found {largest:,})"]
     if capability and (slow := [one for one in case.deployment.kinds if one not in NATIVE_PRODUCTS[capability]]):
         facts.append(f"{capability} has no product in {', '.join(slow)}: it is dequantized first")
-    numbers = {"most_topk": TOPK_MOST, "most_elements": MOST_ELEMENTS, "largest_elements": largest}
+    numbers = {"most_topk": MAX_TOPK, "most_elements": MAX_ELEMENTS, "largest_elements": largest}
     return Checked(tuple(facts), tuple(faults), numbers)
 
 
 def layer_faults(graph: Graph, capability: str | None) -> Iterator[Fault]:
     """What TensorRT would refuse of single layers. capability: None for the reference executor."""
     for node in graph.nodes:
-        if node.kind == "TOPK" and node.attributes["k"] > TOPK_MOST:
+        if node.kind == "TOPK" and node.attributes["k"] > MAX_TOPK:
             advice = "Choose a smaller k in the model's config."
-            yield Fault(node.name, f"K: found {node.attributes['k']}, expected at most {TOPK_MOST}.", advice)
+            yield Fault(node.name, f"K: found {node.attributes['k']}, expected at most {MAX_TOPK}.", advice)
         if node.kind == "KV_CACHE_UPDATE" and node.inputs[0].dtype not in KV_CACHE_DTYPES:
             legal = ", ".join(KV_CACHE_DTYPES)
             yield Fault(node.name, f"cache: found {node.inputs[0].dtype}, expected {legal}.", "Choose another dtype.")
@@ -59,8 +59,8 @@ def layer_faults(graph: Graph, capability: str | None) -> Iterator[Fault]:
 
 def _shape_faults(node: Node) -> Iterator[Fault]:
     for value in node.outputs:
-        if len(value.shape) > MOST_AXES:
-            yield Fault(node.name, f"{len(value.shape)} axes, expected at most {MOST_AXES}.", "Reshape it.")
+        if len(value.shape) > MAX_AXES:
+            yield Fault(node.name, f"{len(value.shape)} axes, expected at most {MAX_AXES}.", "Reshape it.")
         if value.dtype == FP4 and value.shape[-1] % GROUP:
             advice = f"NVFP4 wants a multiple of {GROUP}: choose another format for this weight."
             yield Fault(node.name, f"{value.shape[-1]} columns of NVFP4.", advice)
@@ -84,15 +84,15 @@ def volume_faults(volumes: list[tuple[str, Value]], limits: EngineLimits) -> Ite
     """Those with more elements than are counted."""
     for name, value in volumes:
         volume = math.prod(value.shape)
-        if volume > MOST_ELEMENTS:
-            found = f"{volume:,} elements {list(value.shape)} in the greatest step, expected at most {MOST_ELEMENTS:,}."
+        if volume > MAX_ELEMENTS:
+            found = f"{volume:,} elements {list(value.shape)} in the greatest step, expected at most {MAX_ELEMENTS:,}."
             yield Fault(name, found, _legal(value.shape[0], volume, limits))
 
 
 def _legal(rows: int, volume: int, limits: EngineLimits) -> str:
     """What to lower so that a tensor of so many rows fits, and to what where its rows say so."""
     blocks = limits.max_num_seqs * limits.block_rows
-    most = MOST_ELEMENTS * rows // volume
+    most = MAX_ELEMENTS * rows // volume
     seqs, lower = most // limits.block_rows, []
     if seqs and rows == limits.max_num_batched_tokens:
         lower.append(f"--max-num-batched-tokens to {most:,} or less")

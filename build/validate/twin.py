@@ -24,14 +24,14 @@ from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 from glmspec.convert.calibration import Activations
 from glmspec.convert.checkpoint import Checkpoint
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES, Recipe, Rule, quantizable
 from glmspec.convert.source import Source
 from glmspec.convert.storage import weights_of
 from glmspec.core.errors import ConfigError, MissingCapability
 from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.models.layer_group import STREAM, LayerGroup
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.formats import BLOCK
 from glmspec.network.limits import EngineLimits
 from glmspec.network.shards import Mapping
@@ -168,10 +168,15 @@ def shrunken(deployment: Deployment) -> dict[str, Any]:
 def plain_faults(twin: _Twin, mapping: Mapping) -> Iterator[Fault]:
     """The plain network in float32 against transformers: each layer's stream, then the logits. On one rank every layer
     of the network is run, on several its ops."""
-    checkpoint = _converted(twin, Options(RECIPES["auto"], mapping))
+    checkpoint = _converted(twin, ConvertOptions(RECIPES["auto"], mapping))
     every, on = tuple(range(len(twin.streams))), f" on {mapping.tp} ranks" if mapping.tp > 1 else ""
     model = Model(
-        checkpoint.config, _LIMITS, checkpoint.form("float32"), _tensors(checkpoint), taps=every, regions=mapping.tp > 1
+        checkpoint.config,
+        _LIMITS,
+        checkpoint.net_config("float32"),
+        _tensors(checkpoint),
+        taps=every,
+        regions=mapping.tp > 1,
     )
     found = _run(model, twin)
     for layer, expected in enumerate(twin.streams):
@@ -190,13 +195,13 @@ def plain_faults(twin: _Twin, mapping: Mapping) -> Iterator[Fault]:
 def format_faults(twin: _Twin, deployment: Deployment) -> tuple[list[str], list[Fault]]:
     """The deployment's formats on its ranks, a layer at a time: what it adds to the stream, against dequantized weights
     on one rank with the same input."""
-    form = deployment.verifier.origin.form("float32")
-    if not form.formats:
+    net_config = deployment.verifier.origin.net_config("float32")
+    if not net_config.formats:
         return [], []
-    recipe, activations = _recipe(form), _activations(twin, form)
-    many = _converted(twin, Options(recipe, form.mapping, activations))
-    one = _converted(twin, Options(recipe, Mapping(), activations))
-    own, plain = many.form("float32"), Form(compute="float32")
+    recipe, activations = _recipe(net_config), _activations(twin, net_config)
+    many = _converted(twin, ConvertOptions(recipe, net_config.mapping, activations))
+    one = _converted(twin, ConvertOptions(recipe, Mapping(), activations))
+    own, plain = many.net_config("float32"), NetworkConfig(compute="float32")
     weights, whole, faults = _tensors(many), [one.load()], []
     worst, allowed = 0.0, 0.0
     handed = _step(twin, 0, len(twin.ids)) | {STREAM: twin.streams[0]}
@@ -221,18 +226,18 @@ def format_faults(twin: _Twin, deployment: Deployment) -> tuple[list[str], list[
     return [told], faults
 
 
-def _bound(form: Form, layer: int) -> float:
+def _bound(net_config: NetworkConfig, layer: int) -> float:
     """How far a layer may be off: exact where only weights are quantized."""
     prefix = f"model.layers.{layer}."
     rounds = {
         format
-        for name, format in form.formats.items()
-        if name.startswith(prefix) and (format == "fp8_block" or name in form.scaled)
+        for name, format in net_config.formats.items()
+        if name.startswith(prefix) and (format == "fp8_block" or name in net_config.scaled)
     }
     return max((ROUNDED[format] for format in rounds), default=EXACT)
 
 
-def _converted(twin: _Twin, options: Options) -> Checkpoint:
+def _converted(twin: _Twin, options: ConvertOptions) -> Checkpoint:
     """The twin's checkpoint, converted."""
     out = Path(tempfile.mkdtemp(dir=twin.folder)) / "ck"
     return plan_conversion(twin.folder / "hf", options).write(out)
@@ -263,9 +268,9 @@ def _telling_layers(config: VerifierConfig) -> int:
     return max(min(2, len(kinds)), *(kinds.index(kind) + 1 for kind in set(kinds)))
 
 
-def _recipe(form: Form) -> Recipe:
+def _recipe(net_config: NetworkConfig) -> Recipe:
     """Rules that give the twin the formats of the deployment, by the kind of matrix."""
-    kinds = {_kind(name): format for name, format in form.formats.items()}
+    kinds = {_kind(name): format for name, format in net_config.formats.items()}
     rules = [Rule(f"*{kind}", format) for kind, format in sorted(kinds.items(), key=lambda item: -len(item[0]))]
     return Recipe("twin", (*rules, Rule("*", "bfloat16")) if rules else (), "auto")
 
@@ -276,9 +281,9 @@ def _kind(name: str) -> str:
     return ".mlp.experts.*" if module.startswith("mlp.experts.") else f".{module}"
 
 
-def _activations(twin: _Twin, form: Form) -> Activations:
+def _activations(twin: _Twin, net_config: NetworkConfig) -> Activations:
     """An amax for every module whose activations the deployment rounds by a scale of the checkpoint."""
-    kinds = {_kind(name) for name in form.scaled}
+    kinds = {_kind(name) for name in net_config.scaled}
     modules = [name.removesuffix(".weight") for name in weights_of(Source(twin.folder / "hf"))]
     found = [one for one in modules if quantizable(one) and _kind(f"{one}.weight") in kinds]
     return Activations({module: 16.0 for module in found})

@@ -15,8 +15,8 @@ from glmspec.build.validate.report import Fault
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.core.units import size_text
 from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.network.config import FP4, RankTensor
 from glmspec.network.contract import TensorSpec
-from glmspec.network.form import FP4, Held
 from glmspec.network.limits import CONTEXT
 
 # What may be bound to an input: a plain weight is cast to the compute dtype, what insists on float32 must be it.
@@ -51,11 +51,11 @@ def _check_checkpoint(
     """One checkpoint and the networks that take its tensors; what one rank holds, counted."""
     wanted = {}
     for user in users:
-        form = replace(deployment.form(user, CONTEXT), compute="bfloat16")
-        wanted |= {spec.name: spec for spec in user.model.weight_inputs(form)}
+        net_config = replace(deployment.net_config(user, CONTEXT), compute="bfloat16")
+        wanted |= {spec.name: spec for spec in user.model.weight_inputs(net_config)}
     ranks, faults = member.origin.mapping.tp, []
     for rank in range(ranks):
-        every = member.origin.held(rank)
+        every = member.origin.rank_tensors(rank)
         found = {name: one for name, one in every.items() if name in wanted or not _beyond(member, name)}
         faults += _compare(member, rank, found, wanted)
     size = sum(tensor.size for tensor in found.values())
@@ -68,7 +68,7 @@ def _check_checkpoint(
     )
 
 
-def _compare(member: Member, rank: int, found: dict[str, Held], wanted: dict[str, TensorSpec]) -> Iterator[Fault]:
+def _compare(member: Member, rank: int, found: dict[str, RankTensor], wanted: dict[str, TensorSpec]) -> Iterator[Fault]:
     where = f"{member.folder}: rank {rank}"
     advice = "Convert the checkpoint again." if isinstance(member.origin, Checkpoint) else "Check the checkpoint."
     for name in sorted(wanted.keys() | found.keys()):
@@ -82,7 +82,7 @@ def _compare(member: Member, rank: int, found: dict[str, Held], wanted: dict[str
             yield Fault(f"{where}: {name}", f"found {shown}, expected {wanted[name]}.", advice)
 
 
-def _fits(tensor: Held, spec: TensorSpec) -> bool:
+def _fits(tensor: RankTensor, spec: TensorSpec) -> bool:
     shape = tensor.shape
     if spec.dtype == FP4 and shape:  # two codes a byte
         shape = (*shape[:-1], 2 * shape[-1])

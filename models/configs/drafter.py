@@ -16,7 +16,7 @@ from glmspec.core.fields import Fields
 from glmspec.models.configs.drafter_dialects import Dialect
 from glmspec.models.configs.unread import refuse_unread
 from glmspec.models.configs.verifier import rope_theta
-from glmspec.network.trt_limits import TOPK_MOST
+from glmspec.network.trt_limits import MAX_TOPK
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
@@ -173,7 +173,7 @@ class DrafterConfig:
 
     def _among_best(self, top_k: int) -> MarkovHead:
         head = self.markov.type if self.markov else "no"
-        most = min(self.draft_vocab_size, TOPK_MOST)
+        most = min(self.draft_vocab_size, MAX_TOPK)
         if head != "vanilla" or not 1 <= top_k <= most:
             raise ConfigError(
                 f"--markov-top-k: found {top_k} for a {self.kind} drafter with {head} Markov head, expected 1 to "
@@ -287,6 +287,6 @@ def _convolution(fields: Fields, block: Fields) -> Convolution:
 
 def _selector(fields: Fields, vocab_size: int) -> Selector:
     top_k = fields.integer("selector_top_k")
-    if top_k > min(vocab_size, TOPK_MOST):
-        fields.fail("selector_top_k", f"at most draft_vocab_size ({vocab_size}), and {TOPK_MOST}, TensorRT's most")
+    if top_k > min(vocab_size, MAX_TOPK):
+        fields.fail("selector_top_k", f"at most draft_vocab_size ({vocab_size}), and {MAX_TOPK}, TensorRT's most")
     return Selector(rank=fields.integer("selector_rank"), top_k=top_k)

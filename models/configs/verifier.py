@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from glmspec.core.fields import Fields
 from glmspec.models.configs.unread import refuse_unread
-from glmspec.network.trt_limits import TOPK_MOST
+from glmspec.network.trt_limits import MAX_TOPK
 
 ARCHITECTURE = "GlmMoeDsaForCausalLM"
 LATENT_NORM_EPS = 1e-6  # q_a, kv_a and the indexer's k_norm: the published class does not use rms_norm_eps there
@@ -122,8 +122,8 @@ class VerifierConfig:
             fields.fail("qk_rope_head_dim", "an even number (rotary pairs)")
         if self.index_head_dim < self.qk_rope_head_dim:
             fields.fail("index_head_dim", f"at least qk_rope_head_dim ({self.qk_rope_head_dim})")
-        if self.num_experts_per_tok > min(self.n_routed_experts, TOPK_MOST):
-            experts = f"at most n_routed_experts ({self.n_routed_experts}), and {TOPK_MOST}, TensorRT's most"
+        if self.num_experts_per_tok > min(self.n_routed_experts, MAX_TOPK):
+            experts = f"at most n_routed_experts ({self.n_routed_experts}), and {MAX_TOPK}, TensorRT's most"
             fields.fail("num_experts_per_tok", experts)
         if self.indexer_types[0] != "full":
             fields.fail("indexer_types", 'a first entry of "full": a shared layer reuses an earlier layer\'s top-k')

@@ -8,8 +8,8 @@ from __future__ import annotations
 from glmspec.models.configs.illegal import IllegalIds
 from glmspec.models.layers.quantized import dequantized, rounded
 from glmspec.network import ops
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TABLE, TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Tensor
 from glmspec.network.module import Module, Weight
 from glmspec.plugins import rms_norm
@@ -36,7 +36,7 @@ class VocabularyEmbedding(Embedding):
     def forward(self, ids_N: Tensor) -> Tensor:
         """int32 [N] -> [N, D]."""
         net = ids_N.net
-        if net.form.mapping.tp == 1:
+        if net.config.mapping.tp == 1:
             return super().forward(ids_N)
         own_N, here_N = own_ids(ids_N, VOCABULARY_START, self.weight.tensor.shape[0])
         found_ND = ops.gather(self.weight.tensor, own_N)
@@ -64,9 +64,9 @@ def own_ids(ids: Tensor, start: str, count: int) -> tuple[Tensor, Tensor]:
     return ops.select(here, own, 0), here
 
 
-def legal_specs(vocab: int, illegal: IllegalIds, form: Form) -> list[TensorSpec]:
+def legal_specs(vocab: int, illegal: IllegalIds, net_config: NetworkConfig) -> list[TensorSpec]:
     """What a network reads of which tokens may be chosen; nothing where all may."""
-    return [TensorSpec(LEGAL_BIAS, form.compute, (vocab,), TABLE)] if illegal else []
+    return [TensorSpec(LEGAL_BIAS, net_config.compute, (vocab,), TABLE)] if illegal else []
 
 
 def legal_logits(part_RF: Tensor, vocab: int) -> Tensor:
@@ -79,7 +79,7 @@ def legal_logits(part_RF: Tensor, vocab: int) -> Tensor:
 def whole_vocabulary(part_RF: Tensor, vocab: int) -> Tensor:
     """Logits [R, F] of each rank's rows of the head -> [R, V]: all of them side by side, without what pads the
     vocabulary."""
-    ranks, columns = part_RF.net.form.mapping.tp, part_RF.shape[1]
+    ranks, columns = part_RF.net.config.mapping.tp, part_RF.shape[1]
     if ranks == 1:
         return part_RF
     parts_TRF = ops.reshape(ops.all_gather(part_RF), (ranks, -1, columns))

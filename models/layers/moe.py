@@ -61,7 +61,7 @@ class Experts(Module):
 
     def _own(self, expert_NA: Tensor, weight_NA: Tensor) -> tuple[Tensor, Tensor]:
         """Ids among the rank's experts; those of other ranks become expert 0 with weight 0."""
-        if expert_NA.net.form.mapping.ep == 1:
+        if expert_NA.net.config.mapping.ep == 1:
             return expert_NA, weight_NA
         own_NA, here_NA = own_ids(expert_NA, EXPERT_START, self.down_proj.fields[""].shape[0])
         return own_NA, ops.select(here_NA, weight_NA, 0.0)

@@ -236,10 +236,10 @@ def plugged(
 ) -> tuple:
     """Three launches, or five where q is whole: see `reference`. Raises `NoPlugin`."""
     columns, candidates = run.shape(row_BQ)[1], run.shape(q_ZK)[1]
-    if columns > ROWS_MOST:
-        raise NoPlugin(f"reject: blocks of {columns} rows, expected at most {ROWS_MOST}")
-    if q_ids_ZK is not None and candidates > CANDIDATES_MOST:
-        raise NoPlugin(f"reject: {candidates} candidates, expected at most {CANDIDATES_MOST}")
+    if columns > MAX_ROWS:
+        raise NoPlugin(f"reject: blocks of {columns} rows, expected at most {MAX_ROWS}")
+    if q_ids_ZK is not None and candidates > MAX_CANDIDATES:
+        raise NoPlugin(f"reject: {candidates} candidates, expected at most {MAX_CANDIDATES}")
     bound_R, *stats = sample.laws(run, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
     law = (logits_RV, temperature_R, bound_R)
     blocks = (draft_R, q_row_R, row_BQ, count_B, accept_R)
@@ -250,7 +250,7 @@ def plugged(
     return run(RESAMPLE_WHOLE, *law, *stats, *blocks, last_B, block_B, q_ZK, mass_BQS)
 
 
-ROWS_MOST, CANDIDATES_MOST = 16, 64  # of a block: more would spill
+MAX_ROWS, MAX_CANDIDATES = 16, 64  # of a block: more would spill
 _LAW = {"logits_RV": "T", "temperature_R": "float32", "bound_R": "float32"}
 _BLOCKS = {"draft_R": "int32", "q_row_R": "int32", "row_BQ": "int32", "count_B": "int32", "accept_R": "float32"}
 _LAST = {"last_B": "float32", "block_B": "int32", "q_ZK": "float32"}

@@ -47,14 +47,14 @@ def laws(run: Runs, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R) -> tupl
     """Two launches, of which `reject` begins with too: the least logit that stays of every row, and the statistics of
     its splits. Raises `NoPlugin` for a vocabulary of more splits than a program may hold."""
     vocabulary = run.shape(logits_RV)[1]
-    if vocabulary > SPLITS_MOST * SPLIT:
-        raise NoPlugin(f"sample, reject: a vocabulary of {vocabulary}, expected at most {SPLITS_MOST * SPLIT}")
+    if vocabulary > MAX_SPLITS * SPLIT:
+        raise NoPlugin(f"sample, reject: a vocabulary of {vocabulary}, expected at most {MAX_SPLITS * SPLIT}")
     (bound_R,) = run(LEAST_LOGIT, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
     return bound_R, *run(ROW_STATS, logits_RV, temperature_R, bound_R)
 
 
 SPLIT = 4096  # columns that one program reads at once: 16 bytes a load, four or eight loads a thread under way
-SPLITS_MOST = 64
+MAX_SPLITS = 64
 SETTINGS = {"temperature_R": "float32", "top_k_R": "int32", "top_p_R": "float32", "min_p_R": "float32"}
 STATS = {"largest_RS": "float32", "sum_RS": "float32", "first_RS": "int32"}
 LEAST_LOGIT = Plugin(

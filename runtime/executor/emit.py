@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from glmspec.core.errors import NetworkError
-from glmspec.network.form import FP4
+from glmspec.network.config import FP4
 from glmspec.network.formats import GROUP
 from glmspec.network.reader import Node, Value
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from glmspec.core.errors import NetworkError
-from glmspec.network.form import FP4
+from glmspec.network.config import FP4
 from glmspec.network.reader import Graph, Value
 from glmspec.plugins import OPS
 from glmspec.runtime.executor import kernels

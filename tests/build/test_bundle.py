@@ -19,7 +19,7 @@ from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
 from glmspec.build import bundle
 from glmspec.build import target as targets
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.member import Member
 from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
@@ -108,7 +108,9 @@ def source(tmp_path_factory) -> Path:
 def prepared(source: Path, out: Path, check: bool = False, target: str = "b200", **options: Any) -> Path:
     """A bundle, and the message that says how it is finished."""
     limits = dict(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, plugins="off")
-    left = build_engines(source, (), TARGETS[target], Options(**{**limits, **options}), out, Progress(), check=check)
+    left = build_engines(
+        source, (), TARGETS[target], BuildOptions(**{**limits, **options}), out, Progress(), check=check
+    )
     assert f"glmspec-build engine --from-bundle {out} -o" in left
     return out
 
@@ -230,7 +232,7 @@ def test_a_bundle_without_plugins_is_finished_without(source, tmp_path, with_plu
 
 
 def test_with_tensorrt_and_the_gpu_engines_are_built_at_once(source, tmp_path, tensorrt):
-    options = Options(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, plugins="off")
+    options = BuildOptions(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, plugins="off")
     build_engines(source, (), TARGETS["b200"], options, tmp_path / "e", Progress())
     assert record(tmp_path / "e")["target"] == "b200"
     assert [builder.calls[-1][0] for builder in tensorrt if builder.calls] == ["build"] * 5
@@ -338,7 +340,7 @@ def test_a_damaged_record_is_refused_by_key(made, tmp_path, key, value):
 def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatch):
     with monkeypatch.context() as bare:
         bare.setattr(targets, "this_machine", lambda package: Machine(None, None))
-        options = Options(
+        options = BuildOptions(
             max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=True,
             num_speculative_tokens=3, drafter_window="relative", draft_sampling="probabilistic", plugins="off",
         )  # fmt: skip

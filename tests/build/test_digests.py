@@ -17,7 +17,7 @@ from support.records import flips, rewrite
 from glmspec.build import bundle
 from glmspec.build import target as targets
 from glmspec.build.compile_plugins import compile_plugins, full_model
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
 from glmspec.convert.checkpoint import read_checkpoint
@@ -62,7 +62,7 @@ def hf(home) -> Path:
 @pytest.fixture(scope="module")
 def engines(home) -> Path:
     """Built from a converted verifier, with a drafter, acceptance networks and a tokenizer."""
-    drawn = Options(draft_sampling="probabilistic", max_num_seqs=2, max_model_len=64)
+    drawn = BuildOptions(draft_sampling="probabilistic", max_num_seqs=2, max_model_len=64)
     source = home / "golden"
     shutil.copytree(VERIFIER, source)
     for name in TEXTS:
@@ -82,7 +82,7 @@ def prepared(home) -> Path:
     """A bundle: what is built where TensorRT is not."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets, "this_machine", lambda package: Machine(None, None))
-        options = Options(max_num_seqs=2, max_model_len=64, plugins="off")
+        options = BuildOptions(max_num_seqs=2, max_model_len=64, plugins="off")
         left = build_engines(home / "source", (), TARGETS["b200"], options, home / "bundle", Progress(), check=False)
         assert "a bundle" in left
     return home / "bundle"
@@ -337,7 +337,7 @@ def test_the_bar_moves_inside_a_part(request, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(files, "_CHUNK", 1 << 12)
     bars, folder = Bars(), request.getfixturevalue("hf" if kind == "hf" else "checkpoint")
     if kind == "engine":
-        small = Options(max_num_seqs=2, max_model_len=64)
+        small = BuildOptions(max_num_seqs=2, max_model_len=64)
         build_engines(folder, (), TARGETS["cpu"], small, tmp_path / "out", bars, check=False)
     else:
         verify_folder(folder, bars)
@@ -359,6 +359,6 @@ def test_every_checkpoint_is_hashed_once_and_named_once(engines, checkpoint, tmp
     assert len(read) == len(set(read))
     read.clear()
     out = tmp_path / "out"
-    small = Options(max_num_seqs=2, max_model_len=64)
+    small = BuildOptions(max_num_seqs=2, max_model_len=64)
     build_engines(checkpoint, (), TARGETS["cpu"], small, out, Progress(), check=False)
     assert read.count(checkpoint / "rank0.safetensors") == 1

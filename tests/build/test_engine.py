@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from support.models import GOLDENS, edit_checkpoint
 from support.records import rewrite as rewrite_file
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.conversion import plan_conversion
@@ -24,7 +24,7 @@ from glmspec.core.sealed import seal_of
 from glmspec.models.acceptance import NETWORKS
 from glmspec.models.configs.kinds import parse_config
 from glmspec.models.registry import model_of
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.network.reader import read
 from glmspec.network.trt import backend
@@ -36,7 +36,7 @@ VERIFIER, SMALL = CHECKPOINTS / "verifier", CHECKPOINTS / "dspark_redvocab"
 
 
 def build(out: Path, verifier: Path = VERIFIER, drafters=(SMALL,), target: str = "cpu", **options) -> Path:
-    build_engines(verifier, drafters, TARGETS[target], Options(**options), out, Progress())
+    build_engines(verifier, drafters, TARGETS[target], BuildOptions(**options), out, Progress())
     return out
 
 
@@ -125,7 +125,7 @@ def test_model_records(golden_engines):
         values = record(golden_engines / name)
         taps = tuple(values["build_config"]["taps"])
         net = model_of(plan_conversion(CHECKPOINTS / source).config, taps).author(
-            limits, Form(compute="float32"), backend()
+            limits, NetworkConfig(compute="float32"), backend()
         )
         assert values["contract"] == json.loads(json.dumps(net.contract().to_json()))
         digest = read(net.definition, net.backend).content_hash()
@@ -555,10 +555,10 @@ def test_notes_of_a_build(tmp_path):
     (short / "config.json").write_text(json.dumps(values))
     endless = edit_checkpoint(VERIFIER, tmp_path / "endless", config={"eos_token_id": None})
     notes = Notes()
-    build_engines(endless, [short], TARGETS["cpu"], Options(), tmp_path / "out", notes)
+    build_engines(endless, [short], TARGETS["cpu"], BuildOptions(), tmp_path / "out", notes)
     assert len(notes.said) == 2
     assert "dspark knows 100 positions and max_model_len is 512" in notes.said[0]
     assert "no end token" in notes.said[1]
     quiet = Notes()
-    build_engines(VERIFIER, [SMALL], TARGETS["cpu"], Options(), tmp_path / "out", quiet)
+    build_engines(VERIFIER, [SMALL], TARGETS["cpu"], BuildOptions(), tmp_path / "out", quiet)
     assert quiet.said == []

@@ -13,7 +13,7 @@ import pytest
 from support.cli import done, refused
 from support.models import GOLDENS, edit_checkpoint
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.convert import writer
 from glmspec.core import folders
@@ -31,7 +31,7 @@ def small_parts(monkeypatch):
 
 
 def build(out: Path, verifier: Path = VERIFIER, drafters=(DRAFTER,), target: str = "cpu", **flags) -> str | None:
-    return build_engines(verifier, drafters, TARGETS[target], Options(), out, Progress(), check=False, **flags)
+    return build_engines(verifier, drafters, TARGETS[target], BuildOptions(), out, Progress(), check=False, **flags)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.models import DATA, GOLDENS
 
-from glmspec.build.deployment import Options, open_deployment
+from glmspec.build.deployment import BuildOptions, open_deployment
 from glmspec.build.memory import greatest_steps, peak, plan_memory, with_pool
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError
@@ -60,13 +60,13 @@ def full(tmp_path_factory):
 
 
 def deployment(full, target: str = "b200", **options):
-    return open_deployment(full, (), TARGETS[target], Options(**options), config_only=True)
+    return open_deployment(full, (), TARGETS[target], BuildOptions(**options), config_only=True)
 
 
 def test_weights_are_the_rank_s_files_and_caches_what_a_token_costs(full):
     made = deployment(full, tp=8, quant="nvfp4", mtp=True)
     plan = plan_memory(made, greatest_steps(made, TRT))
-    files = sum(tensor.size for tensor in made.verifier.origin.held(0).values())
+    files = sum(tensor.size for tensor in made.verifier.origin.rank_tensors(0).values())
     tables = plan.weights - files
     positions, columns = made.limits.table_positions, 64
     assert tables == positions * columns * 2 + 4  # the rotary table and the start of the vocabulary, shared by both
@@ -89,7 +89,7 @@ def test_what_is_asked_for_is_given_or_refused(full):
 
 
 def test_a_small_model_needs_no_pool():
-    made = open_deployment(GOLDENS / "checkpoints" / "verifier", (), TARGETS["cpu"], Options())
+    made = open_deployment(GOLDENS / "checkpoints" / "verifier", (), TARGETS["cpu"], BuildOptions())
     plan = plan_memory(made, greatest_steps(made, TRT))
     assert plan.available is None and plan.pool_pages == made.limits.num_pages - 1
     assert with_pool(made, plan) is made
@@ -98,18 +98,19 @@ def test_a_small_model_needs_no_pool():
 def test_drafters_that_borrow_cost_nothing_on_one_rank():
     verifier, drafter = GOLDENS / "checkpoints" / "verifier", GOLDENS / "checkpoints" / "dspark"
     alone, both = (
-        open_deployment(verifier, drafters, TARGETS["cpu"], Options()) for drafters in ((), (drafter,))
+        open_deployment(verifier, drafters, TARGETS["cpu"], BuildOptions()) for drafters in ((), (drafter,))
     )  # fmt: skip
     one = plan_memory(alone, greatest_steps(alone, TRT))
     two = plan_memory(both, greatest_steps(both, TRT))
-    own = sum(tensor.size for tensor in both.drafters[0].origin.held(0).values())
+    own = sum(tensor.size for tensor in both.drafters[0].origin.rank_tensors(0).values())
     config, limits = both.drafters[0].config, both.limits
     table = limits.table_positions * config.head_dim * 4
     longer = (limits.table_positions - alone.limits.table_positions) * alone.verifier.config.qk_rope_head_dim * 4
     assert two.weights - one.weights == own + table + longer
     # On two ranks each has whole copies of embedding and head beside its halves of the verifier's.
     halves, divided = (
-        open_deployment(verifier, drafters, TARGETS["cpu"], replace(Options(), tp=2)) for drafters in ((), (drafter,))
+        open_deployment(verifier, drafters, TARGETS["cpu"], replace(BuildOptions(), tp=2))
+        for drafters in ((), (drafter,))
     )
     borrowed = 2 * config.vocab_size * config.hidden_size * 4
     less, more = (plan_memory(one, greatest_steps(one, TRT)).weights for one in (halves, divided))
@@ -141,7 +142,7 @@ def glm(full, tmp_path_factory):
     home = tmp_path_factory.mktemp("drafters")
     windows = {0: (0, 2048), 1: (1, 2048), "wide": (0, 131_072)}
     folders = [dflash2(home / str(name), *sizes) for name, sizes in windows.items()]
-    options = Options(tp=8, quant="nvfp4")
+    options = BuildOptions(tp=8, quant="nvfp4")
     opened = open_deployment(full, folders, TARGETS["b300"], options, config_only=True)
     drafters = dict(zip(windows, opened.drafters, strict=True))
 

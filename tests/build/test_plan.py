@@ -11,15 +11,15 @@ from support.models import ASSETS, GOLDENS
 
 from glmspec.build import plan
 from glmspec.build.plan import build_plan
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.core.errors import NetworkError
 from glmspec.models.mtp import Mtp
 from glmspec.models.registry import model_of
 from glmspec.models.verifier import Verifier
 from glmspec.network import ops
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import CACHE, WEIGHT, TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Network
 from glmspec.network.limits import CONTEXT, EngineLimits, Ranges
 from glmspec.network.trt import backend
@@ -56,11 +56,11 @@ def k_and_ranges(config) -> tuple[int, Ranges]:
 
 def build(config, compute: str) -> tuple[Network, bytes]:
     tree = model_of(config, taps=(0, 2, 6) if hasattr(config, "index_topk") else ())
-    return build_tree(tree, config, Form(compute=compute))
+    return build_tree(tree, config, NetworkConfig(compute=compute))
 
 
-def build_tree(tree, config, form: Form) -> tuple[Network, bytes]:
-    net = tree.author(LIMITS, form, TRT)
+def build_tree(tree, config, net_config: NetworkConfig) -> tuple[Network, bytes]:
+    net = tree.author(LIMITS, net_config, TRT)
     net.builder = Watched(net.builder)
     _, ranges = k_and_ranges(config)
     return net, build_plan(net, ranges, "SM120").plan
@@ -94,8 +94,8 @@ HIDDEN = partial(Verifier, hidden=True)
     ids=["mtp", "mtp nvfp4", "mtp with drawn drafts", "verifier with hidden", "verifier with hidden nvfp4"],
 )
 def test_the_mtp_module_and_what_feeds_it_compile(make, recipe):
-    conversion = plan_conversion(ASSETS / "tiny-verifier", Options(RECIPES[recipe]))
-    net, plan = build_tree(make(conversion.config), conversion.config, conversion.form("bfloat16"))
+    conversion = plan_conversion(ASSETS / "tiny-verifier", ConvertOptions(RECIPES[recipe]))
+    net, plan = build_tree(make(conversion.config), conversion.config, conversion.net_config("bfloat16"))
     contract = net.contract()
     assert "hidden" in {spec.name for spec in (contract.outputs if make is HIDDEN else contract.inputs)}
     assert all(spec.name.encode() in plan for spec in (*contract.inputs, *contract.outputs))
@@ -137,7 +137,7 @@ def test_the_verifier_s_page_table_never_holds_fewer_rows_than_k():
 @pytest.mark.parametrize("name", ["verifier", "dspark", "dflash2", "dspark_redvocab"])
 def test_the_contract_lists_the_checkpoint_s_weights(name):
     conversion = plan_conversion(GOLDENS / "checkpoints" / name)
-    contract = model_of(conversion.config).author(LIMITS, Form(compute="float32"), TRT).contract()
+    contract = model_of(conversion.config).author(LIMITS, NetworkConfig(compute="float32"), TRT).contract()
     listed = {spec.name: spec.dims for spec in contract.of_role(WEIGHT)}
     held = {weight.name: weight.dims for weight in conversion.plan.weights}
     assert held.items() <= listed.items()
@@ -145,7 +145,7 @@ def test_the_contract_lists_the_checkpoint_s_weights(name):
 
 
 def toy(body, dims) -> Network:
-    net = Network("toy", Form(compute="float32"), TRT)
+    net = Network("toy", NetworkConfig(compute="float32"), TRT)
     net.declare([TensorSpec("x", "float32", dims)])
     with net.scope("model.layers.7"):
         made = body(net.inputs["x"])
@@ -177,6 +177,6 @@ def test_an_impossible_profile_is_an_error():
 def test_ranks_ask_for_collectives_where_they_are_a_preview(names):
     asked = []
     api = SimpleNamespace(PreviewFeature=SimpleNamespace(**dict.fromkeys(names, "collectives")))
-    net = SimpleNamespace(api=api, form=SimpleNamespace(mapping=SimpleNamespace(tp=2), plugins=""))
+    net = SimpleNamespace(api=api, net_config=SimpleNamespace(mapping=SimpleNamespace(tp=2), plugins=""))
     plan._aim(net, SimpleNamespace(set_preview_feature=lambda *call: asked.append(call)), "SM100")
     assert asked == [("collectives", True)] * len(names)

@@ -9,7 +9,7 @@ from support.models import calibrated, random_verifier
 
 from glmspec.build.plan import build_plan
 from glmspec.convert.calibration import Activations
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES, Recipe, Rule
 from glmspec.models.layer_group import LayerGroup
 from glmspec.models.registry import model_of
@@ -58,18 +58,20 @@ def folder(tmp_path_factory):
 
 def conversion(folder, name: str, mapping: Mapping):
     recipe, rounds = FORMS[name]
-    return plan_conversion(folder, Options(recipe, mapping, calibrated(folder, 8.0) if rounds else Activations()))
+    return plan_conversion(
+        folder, ConvertOptions(recipe, mapping, calibrated(folder, 8.0) if rounds else Activations())
+    )
 
 
 @pytest.mark.parametrize("name, mapping", [*((name, Mapping()) for name in FORMS), ("mixed", Mapping(4, 2))])
 def test_every_form_compiles(folder, name, mapping):
     planned = conversion(folder, name, mapping)
-    form = planned.form("bfloat16")
-    assert form.formats and bool(form.scaled) == FORMS[name][1]
-    net = model_of(planned.config, taps=(0, 3)).author(LIMITS, form, TRT)
+    net_config = planned.net_config("bfloat16")
+    assert net_config.formats and bool(net_config.scaled) == FORMS[name][1]
+    net = model_of(planned.config, taps=(0, 3)).author(LIMITS, net_config, TRT)
     kinds = {node.kind for node in read(net.definition, TRT).nodes}
     assert "DEQUANTIZE" in kinds and ("DIST_COLLECTIVE" in kinds) == (mapping.tp > 1)
-    rounds = form.scaled or "fp8_block" in form.formats.values()
+    rounds = net_config.scaled or "fp8_block" in net_config.formats.values()
     assert bool({"QUANTIZE", "DYNAMIC_QUANTIZE"} & kinds) == bool(rounds)
     ranges = LIMITS.profiles(LIMITS.index_topk(planned.config.index_topk))
     assert len(build_plan(net, ranges[CONTEXT], "SM120").plan) > 100_000
@@ -78,8 +80,10 @@ def test_every_form_compiles(folder, name, mapping):
 def test_a_static_bucket_has_no_run_time_sizes(folder):
     planned = conversion(folder, "FP8 blocks", Mapping(2))
     ranges = LIMITS.profiles(LIMITS.index_topk(planned.config.index_topk))[GENERATION]
-    form = replace(planned.form("bfloat16"), sizes={symbol: most for symbol, (_, _, most) in ranges.items()})
-    net = model_of(planned.config).author(LIMITS, form, TRT)
+    net_config = replace(
+        planned.net_config("bfloat16"), sizes={symbol: most for symbol, (_, _, most) in ranges.items()}
+    )
+    net = model_of(planned.config).author(LIMITS, net_config, TRT)
     assert all(isinstance(dim, int) for spec in net.contract().inputs for dim in spec.dims)
     assert all(-1 not in value.shape for node in read(net.definition, TRT).nodes for value in node.outputs)
     build_plan(net, {}, "SM120")
@@ -88,10 +92,10 @@ def test_a_static_bucket_has_no_run_time_sizes(folder):
 def test_groups_of_layers_are_the_whole_network(folder):
     """Each layer in one group, with the names, inputs and attributes that it has in the whole."""
     planned = conversion(folder, "mixed", Mapping(2))
-    form, rows = planned.form("bfloat16"), LIMITS.index_topk(planned.config.index_topk)
-    whole = read(model_of(planned.config, (0, 1, 3)).author(LIMITS, form, TRT).definition, TRT)
+    net_config, rows = planned.net_config("bfloat16"), LIMITS.index_topk(planned.config.index_topk)
+    whole = read(model_of(planned.config, (0, 1, 3)).author(LIMITS, net_config, TRT).definition, TRT)
     parts = [
-        read(LayerGroup(planned.config, (0, 1, 3), span, rows).author(LIMITS, form, TRT).definition, TRT)
+        read(LayerGroup(planned.config, (0, 1, 3), span, rows).author(LIMITS, net_config, TRT).definition, TRT)
         for span in (range(0, 1), range(1, 3))
     ]
 

@@ -10,7 +10,7 @@ from support.models import ASSETS
 from support.tensorrt_stand_in import networks_with_plugins
 
 from glmspec.build import kernels
-from glmspec.build.deployment import Deployment, Options, open_deployment
+from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
 from glmspec.build.engine import build_engines
 from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
 from glmspec.build.target import TARGETS
@@ -34,7 +34,7 @@ def plugged(monkeypatch):
 
 def deployed(target: str = "b200", **options) -> Deployment:
     folders = tuple(ASSETS / name for name in DRAFTERS)
-    return open_deployment(ASSETS / "tiny-verifier", folders, TARGETS[target], Options(mtp=True, **options))
+    return open_deployment(ASSETS / "tiny-verifier", folders, TARGETS[target], BuildOptions(mtp=True, **options))
 
 
 def layers_of(graph: Graph) -> list[list]:
@@ -146,7 +146,7 @@ def test_what_several_products_take_is_rounded_once():
 def test_engine_refuses_it_before_anything_is_written(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels, "network_variants", lambda regions, sm: ([], ["argmax: made up"]))
     with pytest.raises(ConfigError, match="--plugins on: found sizes that plugins do not take; use auto"):
-        options = Options(plugins="on", max_model_len=128)
+        options = BuildOptions(plugins="on", max_model_len=128)
         build_engines(ASSETS / "tiny-verifier", (), TARGETS["b200"], options, tmp_path / "e", Progress(), check=False)
     assert not list(tmp_path.iterdir())
 

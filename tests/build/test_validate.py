@@ -18,14 +18,13 @@ from safetensors.torch import load_file, save_file
 from support.cli import done, refused, run
 from support.models import ASSETS, DATA, GOLDENS, random_verifier
 
-from glmspec.build.deployment import Options
+from glmspec.build.deployment import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.build.validate import coverage, tensorrt_limits
 from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault, Outcome, Report
 from glmspec.build.validate.run import NAMES, Wanted, refuse_failures, validate_source
-from glmspec.convert.conversion import Options as Conversions
-from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.core.progress import Progress
 from glmspec.models import verifier
@@ -58,7 +57,7 @@ def check(
 ) -> Report:
     config_only = options.pop("config_only", False)
     asked = Wanted(stages or NAMES, **(wanted or {}))
-    built = Options(**options)
+    built = BuildOptions(**options)
     return validate_source(source, drafters, TARGETS[target], built, asked, Progress(), config_only=config_only)
 
 
@@ -201,7 +200,7 @@ TWIN = ("config", "twin")
 def converted(source: Path, home: Path, quant: str, tp: int = 1, change: Callable = lambda tensors: None) -> Path:
     """A converted checkpoint whose rank 0 was changed afterwards."""
     out = home / "ck"
-    plan_conversion(source, Conversions(RECIPES[quant], shards.Mapping(tp))).write(out)
+    plan_conversion(source, ConvertOptions(RECIPES[quant], shards.Mapping(tp))).write(out)
     path = out / "rank0.safetensors"
     tensors = load_file(path)
     change(tensors)
@@ -328,7 +327,7 @@ def _little_memory(monkeypatch, source, home):
 def _always_the_layer(x_ND, *rest, **attributes):
     from dataclasses import replace
 
-    x_ND.net.form = replace(x_ND.net.form, moe="layer")
+    x_ND.net.config = replace(x_ND.net.config, moe="layer")
     return moe_op.native(x_ND, *rest, **attributes)
 
 

@@ -11,18 +11,18 @@ from safetensors.torch import load_file, save_file
 from support.models import LIMITS, edit_checkpoint, mtp_tensors, random_verifier, write_checkpoint
 
 from glmspec.convert.calibration import read_calibration
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.formats import amax, convert, plain, to_float32
 from glmspec.convert.hf import write_hf
 from glmspec.convert.recipe import RECIPES, quantizable, read_recipe
 from glmspec.convert.writer import Run
 from glmspec.core.errors import CheckpointError, ConfigError
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
 
-AUTO, NVFP4, FP8, BF16 = (Options(RECIPES[name]) for name in ("auto", "nvfp4", "fp8", "bf16"))
+AUTO, NVFP4, FP8, BF16 = (ConvertOptions(RECIPES[name]) for name in ("auto", "nvfp4", "fp8", "bf16"))
 EXPERT = "model.layers.2.mlp.experts"
 
 
@@ -104,7 +104,7 @@ def in_dialect(folder: Path, home: Path, dialect: str) -> tuple[Path, Path]:
 
 
 def logits(checkpoint) -> torch.Tensor:
-    model = Model(checkpoint.config, LIMITS, Form(compute="float32"), [checkpoint.load()])
+    model = Model(checkpoint.config, LIMITS, NetworkConfig(compute="float32"), [checkpoint.load()])
     ids = [3, 17, 41, 8, 96, 5, 60, 22, 9, 77, 31, 50, 2, 4, 88, 71, 19, 40, 6, 13]
     return model.run(pack_rows([Rows(Span([1, 2, 3], 0, 20), ids, 20)], LIMITS, 2))["logits"]
 
@@ -245,7 +245,7 @@ def test_calibrated_scales(folder, tmp_path, kind):
         path.write_text(json.dumps(values))
     else:
         save_file({f"{module}.input_quantizer._amax": torch.tensor(amax) for module, amax in values.items()}, path)
-    options = Options(RECIPES["nvfp4"], activations=read_calibration(path))
+    options = ConvertOptions(RECIPES["nvfp4"], activations=read_calibration(path))
     checkpoint = plan_conversion(folder, options).write(tmp_path / "ck")
     held = load_file(tmp_path / "ck" / "rank0.safetensors")[f"{EXPERT}.gate_up_proj_input_scale"]
     expected = [[n / 2688] * 2 for n in (1.0, 2.0, 40.0, 4.0, 5.0, 40.0)]
@@ -275,7 +275,7 @@ def test_a_calibration_of_another_model_is_refused(folder, tmp_path):
     path = tmp_path / "amax.json"
     path.write_text(json.dumps({f"{EXPERT}.0.gate_proj": 1.0, "model.layers.99.mlp.experts.0.gate_proj": 1.0}))
     with pytest.raises(ConfigError, match=r"layers\.99\..*the checkpoint has no such module"):
-        plan_conversion(folder, Options(RECIPES["nvfp4"], activations=read_calibration(path)))
+        plan_conversion(folder, ConvertOptions(RECIPES["nvfp4"], activations=read_calibration(path)))
 
 
 @pytest.mark.parametrize("where", ["config.json", "hf_quant_config.json"])
@@ -327,7 +327,7 @@ def test_a_nan_code_of_fp8_is_refused(folder, tmp_path, options):
 
 def test_what_engines_fuse_shares_one_scale(folder, tmp_path):
     """Dense and shared experts' gate and up, and the projections that read one input."""
-    plan_conversion(folder, Options(recipe(tmp_path, '- {modules: "*", format: nvfp4}'))).write(tmp_path / "ck")
+    plan_conversion(folder, ConvertOptions(recipe(tmp_path, '- {modules: "*", format: nvfp4}'))).write(tmp_path / "ck")
     held, attention = load_file(tmp_path / "ck" / "rank0.safetensors"), "model.layers.0.self_attn"
     for group in (
         ("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"),
@@ -376,7 +376,7 @@ def test_a_recipe_file(folder, tmp_path):
     - {modules: "*.mlp.experts.*", format: nvfp4}
     - {modules: "*.o_proj", format: fp8}
     """
-    weights = plan_conversion(folder, Options(recipe(tmp_path, rules))).plan.weights
+    weights = plan_conversion(folder, ConvertOptions(recipe(tmp_path, rules))).plan.weights
     found = {weight.name: weight.format for weight in weights}
     assert found[f"{EXPERT}.gate_up_proj"] == "nvfp4"
     assert found["model.layers.3.mlp.experts.gate_up_proj"] == "bfloat16"
@@ -405,13 +405,13 @@ def test_a_rule_that_matches_nothing_is_refused(folder, tmp_path):
     """A misspelled pattern would leave a model unquantized, silently. The router may not be quantized."""
     for pattern in ("*.mlp.expert.*", "*.mlp.gate", "*norm*"):
         with pytest.raises(ConfigError, match="match no quantizable module"):
-            plan_conversion(folder, Options(recipe(tmp_path, f'- {{modules: "{pattern}", format: nvfp4}}')))
+            plan_conversion(folder, ConvertOptions(recipe(tmp_path, f'- {{modules: "{pattern}", format: nvfp4}}')))
 
 
 def test_a_rule_for_the_mtp_module_alone(folder, tmp_path):
     add = mtp_tensors(tensors_of(folder), like=3, layer=6)
     source = edit_checkpoint(folder, tmp_path / "hf", config={"num_nextn_predict_layers": 1}, add=add)
-    options = Options(recipe(tmp_path, '- {modules: "model.layers.6.*", format: nvfp4}'))
+    options = ConvertOptions(recipe(tmp_path, '- {modules: "model.layers.6.*", format: nvfp4}'))
     write_hf(plan_conversion(source, options), tmp_path / "out", Run())
     name = "model.layers.6.mlp.experts.0.gate_proj.weight"
     assert load_file(tmp_path / "out" / "model.safetensors")[name].dtype == torch.uint8
@@ -423,7 +423,7 @@ def test_a_rule_for_the_mtp_module_alone(folder, tmp_path):
 def test_experts_of_a_layer_have_one_format(folder, tmp_path):
     rules = '- {modules: "*.mlp.experts.1.*", format: nvfp4}'
     with pytest.raises(CheckpointError, match=r"experts\.0\.\w+ would be bfloat16 and .*experts\.1\.\w+ nvfp4"):
-        plan_conversion(folder, Options(recipe(tmp_path, rules)))
+        plan_conversion(folder, ConvertOptions(recipe(tmp_path, rules)))
 
 
 def test_weights_that_are_not_finite_are_not_quantized(folder, tmp_path):

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from support.models import ASSETS
 
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.hf import write_hf
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.writer import Run
@@ -48,7 +48,7 @@ def bits(tensor: torch.Tensor) -> tuple:
 
 def test_the_same_bytes_as_modelopt_s_export(exported, tmp_path):
     """Every tensor: names, dtypes, shapes, packed codes, group scales, outer scales."""
-    write_hf(plan_conversion(VERIFIER, Options(RECIPES["nvfp4"])), tmp_path / "hf", Run())
+    write_hf(plan_conversion(VERIFIER, ConvertOptions(RECIPES["nvfp4"])), tmp_path / "hf", Run())
     theirs, ours = load_file(exported / "model.safetensors"), load_file(tmp_path / "hf" / "model.safetensors")
     wanted = {name for name in theirs if not name.endswith("input_scale")}  # from calibration, which ours had none of
     assert wanted == {name for name in ours if ".layers.7." not in name}
@@ -62,7 +62,7 @@ def test_the_same_bytes_as_modelopt_s_export(exported, tmp_path):
 def test_modelopt_s_export_is_read(exported, tmp_path):
     """Its weights are those of quantizing directly, and its activation scales are taken over."""
     found = plan_conversion(exported).write(tmp_path / "a")
-    expected = plan_conversion(VERIFIER, Options(RECIPES["nvfp4"])).write(tmp_path / "b").load()
+    expected = plan_conversion(VERIFIER, ConvertOptions(RECIPES["nvfp4"])).write(tmp_path / "b").load()
     assert found.record["quantization"]["quant_algo"] == "NVFP4"
     assert [note.split(":")[0] for note in found.record["notes"]] == ["no multi-token-prediction module"]
     for name, values in found.load().items():
@@ -82,7 +82,7 @@ def test_our_description_is_modelopt_s(exported, tmp_path):
 
     experts = [f"model.layers.{layer}.mlp.experts.{expert}" for layer in range(2, 8) for expert in range(8)]
     modules = {f"{expert}.{kind}_proj": 1.0 for expert in experts for kind in ("gate", "up", "down")}
-    options = Options(RECIPES["nvfp4"], activations=Activations(modules))
+    options = ConvertOptions(RECIPES["nvfp4"], activations=Activations(modules))
     write_hf(plan_conversion(VERIFIER, options), tmp_path / "hf", Run())
     theirs, ours = (json.loads((f / "hf_quant_config.json").read_text()) for f in (exported, tmp_path / "hf"))
     assert ours["producer"].keys() <= theirs["producer"].keys()

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from support.models import ASSETS, GOLDENS, edit_checkpoint, mtp_tensors
 
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.hf import write_hf
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.writer import Run
@@ -115,7 +115,7 @@ def test_a_surplus_tensor_of_the_module_is_named(tmp_path, module):
 def test_formats_follow_the_recipe(tmp_path):
     """Experts as those of other layers; eh_proj, norms and router as they were."""
     for recipe, experts, attention in (("nvfp4", "nvfp4", "bfloat16"), ("fp8", "fp8_block", "fp8_block")):
-        checkpoint = plan_conversion(TINY, Options(RECIPES[recipe])).write(tmp_path / recipe)
+        checkpoint = plan_conversion(TINY, ConvertOptions(RECIPES[recipe])).write(tmp_path / recipe)
         checkpoint.check()
         formats = {name.removeprefix("model.layers.7."): format
                    for name, format in checkpoint.record["quantization"]["formats"].items()
@@ -125,16 +125,16 @@ def test_formats_follow_the_recipe(tmp_path):
         for name in ("eh_proj.weight", "enorm.weight", "shared_head.norm.weight", "self_attn.w_uk"):
             assert formats[name] == "bfloat16"
         assert formats["mlp.gate.weight"] == "float32"
-        assert set(checkpoint.form("bfloat16").formats.values()) == {experts}
-        assert "model.layers.7.mlp.experts.down_proj" in checkpoint.form("bfloat16").formats
+        assert set(checkpoint.net_config("bfloat16").formats.values()) == {experts}
+        assert "model.layers.7.mlp.experts.down_proj" in checkpoint.net_config("bfloat16").formats
 
 
 @pytest.mark.parametrize("recipe", ["auto", "nvfp4"])
 @pytest.mark.parametrize("tp, ep", [(2, 1), (4, 1), (4, 2)])
 def test_shards_put_together_are_the_whole(tmp_path, recipe, tp, ep):
     """Where each rank's part belongs, said once more by hand."""
-    whole = plan_conversion(TINY, Options(RECIPES[recipe])).write(tmp_path / "one").tensors(0)
-    parts = plan_conversion(TINY, Options(RECIPES[recipe], Mapping(tp, ep))).write(tmp_path / "many")
+    whole = plan_conversion(TINY, ConvertOptions(RECIPES[recipe])).write(tmp_path / "one").tensors(0)
+    parts = plan_conversion(TINY, ConvertOptions(RECIPES[recipe], Mapping(tp, ep))).write(tmp_path / "many")
     parts.check()
     ranks = [parts.tensors(rank) for rank in range(tp)]
     layer = "model.layers.7."

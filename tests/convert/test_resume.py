@@ -16,14 +16,14 @@ import pytest
 from support.models import edit_checkpoint, random_verifier
 
 from glmspec.convert import writer
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.writer import Run
 from glmspec.core import folders
 from glmspec.core.errors import CheckpointError, GlmspecError
 from glmspec.network.shards import Mapping
 
-OPTIONS = Options(RECIPES["nvfp4"], Mapping(2, 1))
+OPTIONS = ConvertOptions(RECIPES["nvfp4"], Mapping(2, 1))
 POINTS = 20
 
 
@@ -136,7 +136,7 @@ def test_resuming_with_something_else_is_refused(folder, tmp_path, change):
     if change == "source":
         other = edit_checkpoint(folder, tmp_path / "other", config={"routed_scaling_factor": 2.0})
     else:
-        options = Options(RECIPES["nvfp4"], Mapping(2, 2))
+        options = ConvertOptions(RECIPES["nvfp4"], Mapping(2, 2))
     with pytest.raises(CheckpointError, match="left by a conversion of other files or with other options"):
         plan_conversion(other, options).write(tmp_path / "ck", Run(resume=True))
     if change == "options":  # the mistake costs nothing
@@ -152,7 +152,7 @@ def test_a_wrong_resume_loses_nothing_even_before_the_first_part(folder, tmp_pat
     process.join(60)
     assert unfinished.exists()
     with pytest.raises(CheckpointError, match="with other options"):
-        plan_conversion(folder, Options(RECIPES["auto"])).write(tmp_path / "ck", Run(resume=True))
+        plan_conversion(folder, ConvertOptions(RECIPES["auto"])).write(tmp_path / "ck", Run(resume=True))
     assert unfinished.exists()
     convert(folder, tmp_path / "ck", resume=True)
 

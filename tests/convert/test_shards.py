@@ -13,7 +13,7 @@ from support.models import random_verifier
 
 from glmspec.convert import plan
 from glmspec.convert.checkpoint import Checkpoint
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.formats import NUMPY, Block, to_float32
 from glmspec.convert.recipe import RECIPES, Recipe, Rule
 from glmspec.core.errors import ConfigError, GlmspecError
@@ -43,7 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def converted(folder: Path, out: Path, recipe: Recipe, tp: int = 1, ep: int = 1) -> Checkpoint:
-    return plan_conversion(folder, Options(recipe, Mapping(tp, ep))).write(out)
+    return plan_conversion(folder, ConvertOptions(recipe, Mapping(tp, ep))).write(out)
 
 
 def shard(checkpoint: Checkpoint, rank: int, name: str) -> torch.Tensor:
@@ -197,7 +197,7 @@ def test_large_weights_go_in_chunks_of_rows(tmp_path, monkeypatch, recipe, tp):
     random_verifier(tmp_path / "hf", seed=6, **(SIZES | wide | heads))
     whole = converted(tmp_path / "hf", tmp_path / "whole", RECIPES[recipe], tp)
     monkeypatch.setattr(plan, "_CHUNK", 1)
-    planned = plan_conversion(tmp_path / "hf", Options(RECIPES[recipe], Mapping(tp))).plan.weights
+    planned = plan_conversion(tmp_path / "hf", ConvertOptions(RECIPES[recipe], Mapping(tp))).plan.weights
     tasks = {weight.name: len(weight.tasks) for weight in planned}
     assert tasks["model.embed_tokens.weight"] == 4 and tasks["model.layers.0.mlp.up_proj.weight"] == 16
     pieces = converted(tmp_path / "hf", tmp_path / "pieces", RECIPES[recipe], tp)

@@ -10,7 +10,7 @@ import pytest
 from support.cli import done
 from support.models import ASSETS, GOLDENS, edit_checkpoint
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.convert.beside import LICENCES, matching
 from glmspec.convert.command import Wanted, convert_folder
@@ -151,7 +151,7 @@ def engines(tmp_path_factory) -> Path:
     progress = Progress()
     progress.note = said.append
     drafters = [drafter, golden / "dspark"]
-    build_engines(home / "ck", drafters, TARGETS["cpu"], Options(), home / "engines", progress, check=False)
+    build_engines(home / "ck", drafters, TARGETS["cpu"], BuildOptions(), home / "engines", progress, check=False)
     assert [text for text in said if "licence" in text] == [
         f"{drafter}: licence cc-by-nc-nd-4.0 (README.md): {CLASSES[6].says}"
     ]
@@ -177,7 +177,7 @@ def test_engines_and_their_repository_hold_the_texts(engines, tmp_path):
 def test_a_bundle_holds_the_texts(tmp_path, engines):
     verifier = shutil.copytree(ASSETS / "tiny-verifier", tmp_path / "hf")
     terms(verifier, "---\nlicense: other\nlicense_name: glm-5.3\n---\n", LICENSE="House rules")
-    build_engines(verifier, [], TARGETS["b200"], Options(plugins="off"), tmp_path / "b", Progress(), check=False)
+    build_engines(verifier, [], TARGETS["b200"], BuildOptions(plugins="off"), tmp_path / "b", Progress(), check=False)
     record = json.loads((tmp_path / "b" / "config.json").read_text())
     assert record["licenses"]["verifier"]["name"] == "glm-5.3"
     assert (tmp_path / "b" / "licenses" / "verifier" / "LICENSE").read_text() == "House rules"

@@ -19,8 +19,8 @@ from glmspec.core.fields import read_json
 from glmspec.models.configs.kinds import parse_config
 from glmspec.models.registry import model_of
 from glmspec.network import ops
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import CACHE, WEIGHT, Contract, TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Network
 from glmspec.network.limits import CONTEXT, EngineLimits
 from glmspec.network.reader import read
@@ -39,7 +39,7 @@ def config_of(name: str, **changes):
 
 
 def author(model, compute: str = "float32", limits: EngineLimits = LIMITS) -> Network:
-    return model.author(limits, Form(compute=compute), TRT)
+    return model.author(limits, NetworkConfig(compute=compute), TRT)
 
 
 def hash_of(net: Network) -> str:
@@ -174,7 +174,7 @@ def test_the_next_network_does_not_inherit_a_complaint():
 
 
 def toy(*specs: TensorSpec, compute: str = "float32") -> Network:
-    net = Network("toy", Form(compute=compute), TRT)
+    net = Network("toy", NetworkConfig(compute=compute), TRT)
     net.declare(specs or [TensorSpec("x", "float32", ("N", 4))])
     return net
 
@@ -254,7 +254,7 @@ from pathlib import Path
 from glmspec.core.fields import read_json
 from glmspec.network.limits import CONTEXT, EngineLimits
 from glmspec.models.registry import model_of
-from glmspec.network.form import Form
+from glmspec.network.config import Form
 from glmspec.network.reader import read
 from glmspec.network.trt import backend
 from glmspec.models.configs.kinds import parse_config

@@ -8,7 +8,7 @@ import sys
 # A second logger makes TensorRT complain whenever it makes a builder, here while a builder waits to be collected.
 SCRIPT = """
 import gc, importlib
-from glmspec.network.form import Form
+from glmspec.network.config import Form
 from glmspec.network.graph import Network
 from glmspec.network.trt import Backend, backend
 

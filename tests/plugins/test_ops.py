@@ -11,7 +11,7 @@ import torch
 from support.networks import PLAIN, author, run
 
 from glmspec.core.errors import NetworkError
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.reader import read
 from glmspec.plugins import (
     argmax,
@@ -46,7 +46,7 @@ class Case:
     inputs: dict[str, torch.Tensor]
     attributes: dict[str, Any] = field(default_factory=dict)
     static: tuple[str, ...] = ()
-    form: Form = PLAIN
+    net_config: NetworkConfig = PLAIN
     region: str = ""
 
 
@@ -325,7 +325,7 @@ def quantized_cases(made: dict[str, Case], rand: Callable) -> dict[str, Case]:
             scaled = given | ({"middle": torch.rand(6) * 0.01 + 0.005} if middle in ("fp8", "nvfp4") else {})
             static = ("gate_up", "down", "middle")
             found[f"moe, {tokens} tokens, {middle}"] = Case(moe, scaled, {"middle": middle}, static)
-        layer = Form(compute="float32", moe="layer")
+        layer = NetworkConfig(compute="float32", moe="layer")
         found[f"moe as TensorRT's layer, {tokens} tokens"] = Case(moe, given, {}, ("gate_up", "down"), layer)
     return found
 
@@ -378,7 +378,7 @@ def reference(case: Case) -> list[torch.Tensor]:
 def test_native_layers_equal_the_reference(name, lowest_wins):
     case = CASES[name]
     expected = reference(case)
-    found = run(copies(case), native(case), case.static, case.form, regions=False, lowest_wins=lowest_wins)
+    found = run(copies(case), native(case), case.static, case.net_config, regions=False, lowest_wins=lowest_wins)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
@@ -389,11 +389,11 @@ def test_native_layers_equal_the_reference(name, lowest_wins):
 @pytest.mark.parametrize("name", CASES)
 def test_the_region_is_replaced_by_the_reference(name):
     case = CASES[name]
-    net = author(case.inputs, native(case), case.static, case.form)
+    net = author(case.inputs, native(case), case.static, case.net_config)
     ops = {node.region["op"] for node in read(net.definition, net.backend).nodes if node.region and "op" in node.region}
     assert ops == {case.region or case.op.OP.name}
     expected = reference(case)
-    for one, other in zip(run(copies(case), native(case), case.static, case.form), expected, strict=True):
+    for one, other in zip(run(copies(case), native(case), case.static, case.net_config), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 

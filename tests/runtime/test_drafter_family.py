@@ -17,7 +17,7 @@ from glmspec.build.plan import build_plan
 from glmspec.models.configs.drafter import DrafterConfig, Scaling
 from glmspec.models.configs.drafter_dialects import WINDOW_ANCHORED
 from glmspec.models.registry import model_of
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import CONTEXT
 from glmspec.network.reader import read
 from glmspec.network.trt import backend
@@ -30,7 +30,7 @@ def converted(tmp_path_factory) -> Converted:
 
 def norm_of(config: DrafterConfig) -> str:
     """Name of the block's hidden state after the final norm."""
-    net = model_of(config).author(LIMITS, Form(compute="float32"), backend())
+    net = model_of(config).author(LIMITS, NetworkConfig(compute="float32"), backend())
     return [node.output.name for node in read(net.definition, net.backend).nodes if node.name.startswith("norm/")][-1]
 
 
@@ -141,7 +141,7 @@ def test_neutral_factors_add_no_layer(converted):
 
 
 def _nodes(config: DrafterConfig):
-    net = model_of(config).author(LIMITS, Form(compute="float32"), backend())
+    net = model_of(config).author(LIMITS, NetworkConfig(compute="float32"), backend())
     return read(net.definition, net.backend).nodes
 
 
@@ -170,7 +170,7 @@ def test_every_variation_authors_in_bfloat16(converted, sampled):
     """With every factor too: dtypes fit wherever float32 is in between."""
     for name in VARIANTS:
         config = replace(converted(name)[0], scaling=Scaling(2.0, 0.5, 30.0))
-        model_of(config, sampled=sampled).author(LIMITS, Form(compute="bfloat16"), backend())
+        model_of(config, sampled=sampled).author(LIMITS, NetworkConfig(compute="bfloat16"), backend())
 
 
 def test_a_drawing_recurrent_walk_compiles(converted):
@@ -178,6 +178,6 @@ def test_a_drawing_recurrent_walk_compiles(converted):
     config, _ = converted("dspark rnn, fewer tokens, not from the anchor")
     trt = backend("tensorrt_rtx")
     net = model_of(replace(config, scaling=Scaling(2.0, 0.5, 30.0)), sampled=True).author(
-        LIMITS, Form(compute="bfloat16"), trt
+        LIMITS, NetworkConfig(compute="bfloat16"), trt
     )
     assert build_plan(net, LIMITS.profiles(0, config.sliding_window)[CONTEXT], "SM120").plan

@@ -13,7 +13,7 @@ from support.models import GOLDENS, features_as_taps, golden_drafters
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
 from glmspec.models.registry import model_of
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.network.reader import read
 from glmspec.network.trt import backend
@@ -37,12 +37,16 @@ def weights(tmp_path_factory) -> dict[str, tuple[dict, dict[str, torch.Tensor]]]
 
 def load(weights, kind: str, window: str, **options) -> Model:
     values, tensors = weights[kind]
-    return Model(DrafterConfig.from_hf(values, kind, window), LIMITS, Form(compute="float32"), [tensors], **options)
+    return Model(
+        DrafterConfig.from_hf(values, kind, window), LIMITS, NetworkConfig(compute="float32"), [tensors], **options
+    )
 
 
 def final_norm(weights, kind: str) -> str:
     """Name of the drafter's hidden state after its final norm."""
-    net = model_of(DrafterConfig.from_hf(weights[kind][0], kind)).author(LIMITS, Form(compute="float32"), backend())
+    net = model_of(DrafterConfig.from_hf(weights[kind][0], kind)).author(
+        LIMITS, NetworkConfig(compute="float32"), backend()
+    )
     return [node.output.name for node in read(net.definition, net.backend).nodes if node.name.startswith("norm/")][-1]
 
 
@@ -78,7 +82,7 @@ def test_a_ring_shorter_than_the_context_gives_the_golden(weights, kind, convent
     limits = replace(LIMITS, page_size=4)
     values, tensors = weights[kind]
     config = DrafterConfig.from_hf(values, kind, CONVENTIONS[convention])
-    model = Model(config, limits, Form(compute="float32"), [tensors])
+    model = Model(config, limits, NetworkConfig(compute="float32"), [tensors])
     for cache in model.caches[0].values():
         cache.fill_(1e3)
     golden = load_file(GOLDENS / f"{kind}_block_{convention}.safetensors")

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from support.models import GOLDENS
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import EngineError, GlmspecError, RequestError
 from glmspec.core.progress import Progress
@@ -100,7 +100,7 @@ def test_many_at_once_equal_each_alone(engine):
 def test_a_prompt_split_over_steps_is_answered_the_same(golden_engines, engine, tmp_path):
     """Random weights, whose answers depend on every token of the prompt."""
     verifier, drafter = (GOLDENS / "checkpoints" / name for name in ("verifier", "dspark"))
-    small = Options(max_num_seqs=1, max_num_batched_tokens=9)
+    small = BuildOptions(max_num_seqs=1, max_num_batched_tokens=9)
     build_engines(verifier, [drafter], TARGETS["cpu"], small, tmp_path / "small", Progress())
     for length in (8, 9, 10, 60):
         ids = random.Random(length).choices(range(2, 90), k=length)

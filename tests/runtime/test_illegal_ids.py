@@ -18,7 +18,7 @@ from support.models import ASSETS, GOLDENS, random_verifier
 
 from glmspec.build.deployment import open_deployment
 from glmspec.build.describe import describe
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import RequestError
 from glmspec.core.progress import Progress
@@ -44,7 +44,7 @@ class Notes(Progress):
 
 
 def build(out: Path, verifier: Path, *drafters: Path, progress: Progress | None = None, **options) -> Path:
-    build_engines(verifier, drafters, TARGETS["cpu"], Options(**options), out, progress or Progress(), check=False)
+    build_engines(verifier, drafters, TARGETS["cpu"], BuildOptions(**options), out, progress or Progress(), check=False)
     return out
 
 
@@ -143,7 +143,7 @@ def test_end_tokens_that_the_tokenizer_does_not_know_still_end(favoured, tmp_pat
     for name in ("config.json", "generation_config.json"):
         values = json.loads((home / name).read_text())
         (home / name).write_text(json.dumps(values | {"eos_token_id": [256, 280]}))
-    member = open_deployment(home, [], TARGETS["cpu"], Options()).verifier
+    member = open_deployment(home, [], TARGETS["cpu"], BuildOptions()).verifier
     assert 280 not in member.illegal and 281 in member.illegal and 279 in member.illegal
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.models import ASSETS
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.plugins import OPS
@@ -41,7 +41,7 @@ def engines(tmp_path_factory) -> Path:
     """Both drafters, whose drafts are drawn."""
     out = tmp_path_factory.mktemp("kernels") / "engines"
     folders = tuple(ASSETS / f"tiny-{name}" for name in DRAFTERS)
-    options = Options(max_num_seqs=2, max_model_len=128, draft_sampling="probabilistic")
+    options = BuildOptions(max_num_seqs=2, max_model_len=128, draft_sampling="probabilistic")
     build_engines(ASSETS / "tiny-verifier", folders, TARGETS["cpu"], options, out, Progress(), check=False)
     return out
 

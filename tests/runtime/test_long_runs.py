@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from glmspec.models.acceptance import DraftLaw, Greedy, Logprobs, Rejection, Sampled
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.accept import Acceptance
 from glmspec.runtime.adjustments import Adjustments
@@ -70,8 +70,8 @@ def resident() -> int:
 
 def test_memory_is_flat():
     networks = (Greedy(CONFIG), Sampled(CONFIG), Logprobs(CONFIG), Rejection(CONFIG, DraftLaw(VOCAB, False)))
-    form = Form(compute="float32")
-    judges = {tree.name: Model(CONFIG, LIMITS, form, [{}], tree=tree) for tree in networks}
+    net_config = NetworkConfig(compute="float32")
+    judges = {tree.name: Model(CONFIG, LIMITS, net_config, [{}], tree=tree) for tree in networks}
     loop = SpeculativeLoop(Verifier(), Drafter(), Acceptance(judges, LIMITS), LIMITS)
     scheduler, added, steps, sizes = Scheduler(LIMITS, DRAFTS), 0, 0, []
     while steps < STEPS:

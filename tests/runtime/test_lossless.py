@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.models import ASSETS, GOLDENS
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.runtime.adaptive import Adaptive
@@ -35,7 +35,9 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     made = {}
     for way in ("greedy", "probabilistic"):
         made[way] = tmp_path_factory.mktemp(way) / "engines"
-        options = Options(mtp=True, draft_sampling=way, max_model_len=320, max_num_seqs=6, max_num_batched_tokens=96)
+        options = BuildOptions(
+            mtp=True, draft_sampling=way, max_model_len=320, max_num_seqs=6, max_num_batched_tokens=96
+        )
         drafters = [ASSETS / "tiny-dspark", ASSETS / "tiny-dflash2"]
         build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], options, made[way], Progress(), check=False)
     return made
@@ -108,7 +110,7 @@ def random_engines(tmp_path_factory) -> Path:
     """Random weights, whose drafts are mostly rejected; the reduced vocabulary among the drafters."""
     out = tmp_path_factory.mktemp("random") / "engines"
     drafters = [GOLDENS / "checkpoints" / name for name in ("dspark", "dflash2", "dspark_redvocab")]
-    options = Options(draft_sampling="probabilistic", max_num_seqs=32, max_model_len=64)
+    options = BuildOptions(draft_sampling="probabilistic", max_num_seqs=32, max_model_len=64)
     build_engines(GOLDENS / "checkpoints" / "verifier", drafters, TARGETS["cpu"], options, out, Progress(), check=False)
     return out
 

@@ -10,7 +10,7 @@ from support.cli import done
 from support.drafters import Converted, assert_close, draft, golden, load
 from support.models import ASSETS
 
-from glmspec.build.deployment import Options, open_deployment
+from glmspec.build.deployment import BuildOptions, open_deployment
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError
 from glmspec.models.registry import model_of
@@ -117,4 +117,6 @@ def test_the_engine_answers_the_same(tmp_path, sampling):
 
 def test_with_no_markov_head_anywhere_it_is_refused():
     with pytest.raises(ConfigError, match="--markov-top-k: found 4 and no drafter with a Markov head among dflash2"):
-        open_deployment(ASSETS / "tiny-verifier", (ASSETS / "tiny-dflash2",), TARGETS["cpu"], Options(markov_top_k=4))
+        open_deployment(
+            ASSETS / "tiny-verifier", (ASSETS / "tiny-dflash2",), TARGETS["cpu"], BuildOptions(markov_top_k=4)
+        )

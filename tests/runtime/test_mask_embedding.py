@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.models import ASSETS, GOLDENS, edit_checkpoint
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import CheckpointError
@@ -44,7 +44,7 @@ def engines(tmp_path_factory, row) -> Path:
         own = edit_checkpoint(ASSETS / base, home / f"{base}-own", add={"embed_tokens.weight": table})
         save_file({"embedding": row.reshape(1, -1)}, own / "mask_embedding.safetensors")
         drafters += [with_file, edit_checkpoint(ASSETS / base, home / f"{base}-bare"), own]
-    build_engines(verifier, drafters, TARGETS["cpu"], Options(), home / "engines", Progress(), check=False)
+    build_engines(verifier, drafters, TARGETS["cpu"], BuildOptions(), home / "engines", Progress(), check=False)
     return home / "engines"
 
 
@@ -149,4 +149,4 @@ def test_beside_a_verifier_it_is_noted(tmp_path, row):
     torch.save(row, folder / "mask_embedding.pt")
     conversion = plan_conversion(folder)
     assert any("mask_embedding.pt" in note and "drafter" in note for note in conversion.source.notes)
-    assert "mask_embedding" not in json.dumps(sorted(conversion.held(0)))
+    assert "mask_embedding" not in json.dumps(sorted(conversion.rank_tensors(0)))

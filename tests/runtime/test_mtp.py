@@ -12,12 +12,12 @@ from support.models import ASSETS, LIMITS
 from support.mtp import OracleChain, Outputs, hiddens, load_oracle
 
 from glmspec.convert.checkpoint import Checkpoint
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.models.mtp import Mtp
 from glmspec.models.verifier import Verifier
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import WEIGHT
-from glmspec.network.form import Form
 from glmspec.network.limits import EngineLimits
 from glmspec.network.shards import Mapping
 from glmspec.runtime.model import Model
@@ -52,14 +52,14 @@ def converted(tmp_path_factory) -> Checkpoint:
 
 
 def convert(out: Path, recipe: str = "auto", mapping: Mapping | None = None) -> Checkpoint:
-    return plan_conversion(VERIFIER, Options(RECIPES[recipe], mapping or Mapping())).write(out)
+    return plan_conversion(VERIFIER, ConvertOptions(RECIPES[recipe], mapping or Mapping())).write(out)
 
 
 def load(checkpoint: Checkpoint, tree: type = Mtp, compute: str = "float32", **options) -> Model:
-    config, form = checkpoint.config, checkpoint.form(compute)
-    weights = [checkpoint.tensors(rank) for rank in range(form.mapping.tp)]
+    config, net_config = checkpoint.config, checkpoint.net_config(compute)
+    weights = [checkpoint.tensors(rank) for rank in range(net_config.mapping.tp)]
     made = Verifier(config, hidden=True) if tree is Verifier else Mtp(config)
-    return Model(config, TEXT, form, weights, tree=made, **options)
+    return Model(config, TEXT, net_config, weights, tree=made, **options)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["ops", "layers"])
@@ -97,7 +97,9 @@ def test_the_verifier_gives_its_hidden_states_when_asked(oracle, prompts, conver
     ids = prompts["a"][:LENGTH]
     step = pack_rows([Rows(Span(PAGES["a"], 0, LENGTH), ids, 7)], TEXT, LEAST_PAGES)
     asked = load(converted, Verifier, regions=regions).run(step)
-    plain = Model(converted.config, TEXT, Form(compute="float32"), [converted.tensors(0)], regions=regions).run(step)
+    plain = Model(
+        converted.config, TEXT, NetworkConfig(compute="float32"), [converted.tensors(0)], regions=regions
+    ).run(step)
     expected = hiddens(oracle, ids)
     assert (asked["hidden"] - expected).abs().max() / expected.abs().max() <= TOLERANCE
     assert "hidden" not in plain
@@ -106,9 +108,9 @@ def test_the_verifier_gives_its_hidden_states_when_asked(oracle, prompts, conver
 
 
 def test_the_verifier_s_network_is_the_same_when_not_asked(converted):
-    config, form, weights = converted.config, converted.form("float32"), [converted.tensors(0)]
-    default = Model(config, TEXT, form, weights)
-    assert Model(config, TEXT, form, weights, tree=Verifier(config)).network_sha256 == default.network_sha256
+    config, net_config, weights = converted.config, converted.net_config("float32"), [converted.tensors(0)]
+    default = Model(config, TEXT, net_config, weights)
+    assert Model(config, TEXT, net_config, weights, tree=Verifier(config)).network_sha256 == default.network_sha256
     assert load(converted, Verifier).network_sha256 != default.network_sha256
     assert not any("layers.7." in spec.name for spec in default.contract.inputs)
 
@@ -237,11 +239,11 @@ def test_ranks_together_equal_one(oracle, prompts, tmp_path, recipe, tp, ep, reg
 @pytest.mark.parametrize("regions", [True, False], ids=["ops", "layers"])
 def test_nvfp4_experts_equal_their_weights_dequantized(oracle, prompts, tmp_path, regions):
     checkpoint = convert(tmp_path / "ck", "nvfp4")
-    assert checkpoint.form("float32").formats["model.layers.7.mlp.experts.gate_up_proj"] == "nvfp4"
+    assert checkpoint.net_config("float32").formats["model.layers.7.mlp.experts.gate_up_proj"] == "nvfp4"
     ids = prompts["a"][: LENGTH + 1]
     hidden = hiddens(oracle, ids[:-1])
     found = trace(load(checkpoint, regions=regions), ids, hidden)
-    config, plain = checkpoint.config, Form(compute="float32")
+    config, plain = checkpoint.config, NetworkConfig(compute="float32")
     model = Model(config, TEXT, plain, [checkpoint.load()], tree=Mtp(config), regions=regions)
     for one, other in zip(found, trace(model, ids, hidden), strict=True):
         assert torch.equal(one["logits"], other["logits"])

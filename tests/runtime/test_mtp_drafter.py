@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from support.models import ASSETS, GOLDENS, LIMITS, edit_checkpoint, mtp_tensors
 from support.mtp import OracleChain, hiddens, load_oracle
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import EngineError
 from glmspec.core.progress import Progress
 from glmspec.models.acceptance import DraftLaw, Rejection
 from glmspec.models.mtp import Mtp
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.plugins import draw
 from glmspec.runtime.accept import Acceptance
 from glmspec.runtime.engine import Engine
@@ -66,7 +66,7 @@ def notes() -> Notes:
 def folder(tmp_path_factory, notes):
     """The trained verifier with its module and no other drafter. Steps so small that prompts come in chunks."""
     out = tmp_path_factory.mktemp("mtp") / "engines"
-    options = Options(mtp=True, max_model_len=256, max_num_seqs=5, max_num_batched_tokens=64)
+    options = BuildOptions(mtp=True, max_model_len=256, max_num_seqs=5, max_num_batched_tokens=64)
     build_engines(VERIFIER, (), TARGETS["cpu"], options, out, notes, check=False)
     return out
 
@@ -127,7 +127,7 @@ def test_a_random_module_is_nearly_always_wrong_and_changes_nothing(tmp_path):
     golden = GOLDENS / "checkpoints" / "verifier"
     module = mtp_tensors(load_file(golden / "model.safetensors"), like=2, layer=6)
     verifier = edit_checkpoint(golden, tmp_path / "hf", config={"num_nextn_predict_layers": 1}, add=module)
-    options = Options(mtp=True, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64)
+    options = BuildOptions(mtp=True, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64)
     build_engines(verifier, (), TARGETS["cpu"], options, tmp_path / "e", Progress(), check=False)
     generator = random.Random(5)
     requests = [
@@ -208,10 +208,10 @@ def running(oracle, texts) -> list[Running]:
 def models(tmp_path_factory) -> dict[bool, Model]:
     """Without and with `q`."""
     checkpoint = plan_conversion(VERIFIER).write(tmp_path_factory.mktemp("module") / "ck")
-    config, form = checkpoint.config, checkpoint.form("float32")
+    config, net_config = checkpoint.config, checkpoint.net_config("float32")
     trees = {sampled: Mtp(config, sampled=sampled) for sampled in (False, True)}
     return {
-        sampled: Model(config, TEXT, form, [checkpoint.tensors(0)], tree=tree, regions=sampled)
+        sampled: Model(config, TEXT, net_config, [checkpoint.tensors(0)], tree=tree, regions=sampled)
         for sampled, tree in trees.items()
     }
 
@@ -320,11 +320,11 @@ def test_drawn_drafts_beside_greedy_ones(folder, requests, plain, method):
     engine = Engine(folder)
     config = engine.verifier.config
     weights = engine.drafter.model.weights[0] | engine.verifier.weights[0]
-    form = Form(compute="float32")
+    net_config = NetworkConfig(compute="float32")
     tree = Rejection(config, DraftLaw(config.vocab_size, False))
     judges = {name: engine._load_judge(name) for name in engine.directory.acceptance}
-    judges["reject"] = Model(config, engine.limits, form, [{}], tree=tree)
-    module = Model(config, engine.limits, form, [weights], tree=Mtp(config, sampled=True))
+    judges["reject"] = Model(config, engine.limits, net_config, [{}], tree=tree)
+    module = Model(config, engine.limits, net_config, [weights], tree=Mtp(config, sampled=True))
     engine.drafter = engine.loop.drafter = MtpDrafter(module, engine.limits, 3)
     engine.loop.acceptance = Acceptance(judges, engine.limits, method)
     hot = Sampling(temperature=0.5, seed=3)

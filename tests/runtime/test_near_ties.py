@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.models import ASSETS
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine
@@ -72,7 +72,7 @@ def engines(tiny_engines, tmp_path_factory) -> dict[str, dict[str, Engine]]:
     head[list(TWINS)] = head[list(TWINS.values())]
     save_file(tensors, home / "verifier" / "model.safetensors")
     drafters = [ASSETS / "tiny-dspark", ASSETS / "tiny-dflash2"]
-    build_engines(home / "verifier", drafters, TARGETS["cpu"], Options(), home / "out", Progress(), check=False)
+    build_engines(home / "verifier", drafters, TARGETS["cpu"], BuildOptions(), home / "out", Progress(), check=False)
     return {"as they are": loaded(tiny_engines), "twin": loaded(home / "out")}
 
 

@@ -14,11 +14,11 @@ import torch
 from support.models import ASSETS, LIMITS, calibrated, random_verifier
 
 from glmspec.convert.calibration import Activations
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES, Recipe, Rule
 from glmspec.models.layers.quantized import rounded
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Network
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Weight
@@ -83,12 +83,12 @@ def step() -> dict[str, torch.Tensor]:
 
 
 def converted(kind: Kind, activations: Activations, out):
-    options = Options(kind.recipe, Mapping(), activations if kind.calibrated else Activations())
+    options = ConvertOptions(kind.recipe, Mapping(), activations if kind.calibrated else Activations())
     return plan_conversion(VERIFIER, options).write(out)
 
 
-def logits(checkpoint, form: Form, weights, step, **options) -> torch.Tensor:
-    return Model(checkpoint.config, TEXT, form, weights, **options).run(step)["logits"].float()
+def logits(checkpoint, net_config: NetworkConfig, weights, step, **options) -> torch.Tensor:
+    return Model(checkpoint.config, TEXT, net_config, weights, **options).run(step)["logits"].float()
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -100,10 +100,10 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_a_quantized_network_equals_its_weights_dequantized(name, compute, activations, step, tmp_path):
     kind = KINDS[name]
     checkpoint = converted(kind, activations, tmp_path / "ck")
-    form = checkpoint.form(compute)
-    assert form.formats and bool(form.scaled) == kind.calibrated
-    found = logits(checkpoint, form, [checkpoint.tensors(0)], step)
-    plain = Form(compute=compute)
+    net_config = checkpoint.net_config(compute)
+    assert net_config.formats and bool(net_config.scaled) == kind.calibrated
+    found = logits(checkpoint, net_config, [checkpoint.tensors(0)], step)
+    plain = NetworkConfig(compute=compute)
     expected = logits(checkpoint, plain, [checkpoint.load()], step)
     if compute == "float32" and not kind.bound:
         assert torch.equal(found, expected)
@@ -118,9 +118,9 @@ def test_dequantize_then_bfloat16(name, activations, step, tmp_path):
     """Against weights dequantized and rounded to bfloat16: the bound of the form, and that rounding's own."""
     kind = KINDS[name]
     checkpoint = converted(kind, activations, tmp_path / "ck")
-    found = logits(checkpoint, checkpoint.form("float32"), [checkpoint.tensors(0)], step)
+    found = logits(checkpoint, checkpoint.net_config("float32"), [checkpoint.tensors(0)], step)
     rounded = {key: tensor.bfloat16() for key, tensor in checkpoint.load().items()}
-    expected = logits(checkpoint, Form(compute="float32"), [rounded], step)
+    expected = logits(checkpoint, NetworkConfig(compute="float32"), [rounded], step)
     assert distance(found, expected) <= kind.bound + 0.02
 
 
@@ -129,8 +129,8 @@ def test_ops_and_layers_agree(name, activations, step, tmp_path):
     """The lowering of every op, layer by layer, in the whole network. A value on the edge of two codes may fall either
     way, where sums are taken in another order."""
     checkpoint = converted(KINDS[name], activations, tmp_path / "ck")
-    form, weights = checkpoint.form("float32"), [checkpoint.tensors(0)]
-    ops, layers = (logits(checkpoint, form, weights, step, regions=regions) for regions in (True, False))
+    net_config, weights = checkpoint.net_config("float32"), [checkpoint.tensors(0)]
+    ops, layers = (logits(checkpoint, net_config, weights, step, regions=regions) for regions in (True, False))
     assert distance(layers, ops) <= (0.05 if KINDS[name].bound else 1e-5)
 
 
@@ -160,20 +160,20 @@ def test_ranks_with_quantized_shards_equal_one(name, mapping, tmp_path):
     step = pack_rows([Rows(Span([1, 2, 3, 4], 0, 30), ids, 30)], TEXT, LEAST_PAGES)
     found = {}
     for each in (Mapping(), mapping):
-        options = Options(KINDS[name].recipe, each, amax)
+        options = ConvertOptions(KINDS[name].recipe, each, amax)
         checkpoint = plan_conversion(tmp_path / "hf", options).write(tmp_path / f"ck{each.tp}")
         weights = [checkpoint.tensors(rank) for rank in range(each.tp)]
-        found[each.tp] = logits(checkpoint, checkpoint.form("float32"), weights, step)
+        found[each.tp] = logits(checkpoint, checkpoint.net_config("float32"), weights, step)
     assert distance(found[mapping.tp], found[1]) <= (0.02 if KINDS[name].bound else 1e-5)
 
 
 def test_experts_and_their_halves_share_the_largest_input_scale():
     """A smaller one would saturate what another expert was calibrated for."""
-    form = Form(compute="float32", formats={EXPERTS: "nvfp4"}, scaled=frozenset({EXPERTS}))
+    net_config = NetworkConfig(compute="float32", formats={EXPERTS: "nvfp4"}, scaled=frozenset({EXPERTS}))
     weight = Weight(2, 32, 16)
     weight.name = EXPERTS
-    net = Network("one", form, backend())
-    net.declare([TensorSpec("x", "float32", ("N", 16)), *form.specs(weight.whole("float32")).values()])
+    net = Network("one", net_config, backend())
+    net.declare([TensorSpec("x", "float32", ("N", 16)), *net_config.specs(weight.whole("float32")).values()])
     weight.bind(net)
     net.output(rounded(net.inputs["x"], weight), TensorSpec("y", "float32", ("N", 16)))
     scales = torch.tensor([[0.001, 0.0043], [0.0151, 0.002]])  # no powers of two apart

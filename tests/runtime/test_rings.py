@@ -12,14 +12,14 @@ from support.models import features_as_taps, golden_drafters, whole_contexts
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.drafter_dialects import WINDOW_ANCHORED, WINDOW_RELATIVE
 from glmspec.models.registry import model_of
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.network.trt import backend
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Block, pack_blocks
 from glmspec.runtime.pages import PagePool, Span
 
-FLOAT32 = Form(compute="float32")
+FLOAT32 = NetworkConfig(compute="float32")
 LIMITS = EngineLimits(
     max_model_len=96, max_num_seqs=3, max_num_batched_tokens=288, page_size=8, segment_rows=9, block_rows=9
 )

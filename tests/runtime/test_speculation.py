@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.models import ASSETS, GOLDENS, reference_verifier, stable_topk, whole_contexts
 
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import CACHE
-from glmspec.network.form import Form
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
 from glmspec.runtime.model import Model
@@ -188,7 +188,7 @@ def test_rings_draft_what_whole_contexts_do(tiny_engines, requests, plain, draft
     config = ringed.drafter.model.config
     assert config.sliding_window == 64 and ringed.drafter.ring_pages == 5
     with whole_contexts():
-        model = Model(config, whole.limits, Form(compute="float32"), whole.drafter.model.weights)
+        model = Model(config, whole.limits, NetworkConfig(compute="float32"), whole.drafter.model.weights)
     whole.loop.drafter, whole.scheduler.ring_pages = BlockDrafter(model, whole.limits), 0
     histograms = []
     for engine in (ringed, whole):

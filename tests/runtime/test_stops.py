@@ -13,7 +13,7 @@ from support.models import ASSETS
 from glmspec.core.errors import RequestError
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.request import STOP, STOP_LONGEST, STOPS_MOST, Request
+from glmspec.runtime.request import MAX_STOPS, STOP, STOP_LONGEST, Request
 from glmspec.runtime.settings import request_of
 from glmspec.runtime.text import Tokenizer
 from glmspec.triton_repo.requests import parse
@@ -79,7 +79,7 @@ def test_an_answer_ends_there(engine, stop, ignore_eos):
 
 
 @pytest.mark.parametrize(("number", "length", "words"), [
-    (STOPS_MOST + 1, 3, f"stop: found {STOPS_MOST + 1} texts, expected at most {STOPS_MOST}"),
+    (MAX_STOPS + 1, 3, f"stop: found {MAX_STOPS + 1} texts, expected at most {MAX_STOPS}"),
     (100_000, 3, "stop: found 100000 texts"),
     (1, STOP_LONGEST + 1, f"stop: found a text of {STOP_LONGEST + 1} characters"),
 ])  # fmt: skip
@@ -89,7 +89,7 @@ def test_more_than_can_be_looked_for_is_refused(tokenizer, number, length, words
 
 
 def test_as_many_as_allowed_pass(tokenizer):
-    request(tokenizer, stop=["x" * STOP_LONGEST] * STOPS_MOST).check(288, 100, True)
+    request(tokenizer, stop=["x" * STOP_LONGEST] * MAX_STOPS).check(288, 100, True)
 
 
 def test_bad_words_that_are_special_tokens_are_their_ids(tokenizer):

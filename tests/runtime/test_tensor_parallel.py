@@ -10,15 +10,14 @@ import torch
 from support.models import ASSETS, GOLDENS, LIMITS, random_verifier
 from support.networks import author
 
-from glmspec.build.engine import Options as Wanted
-from glmspec.build.engine import build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
-from glmspec.convert.conversion import Options, plan_conversion
+from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.core.errors import GlmspecError, NetworkError
 from glmspec.core.progress import Progress
 from glmspec.network import ops
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.reader import read
 from glmspec.network.shards import Mapping
 from glmspec.runtime.engine import Engine
@@ -42,9 +41,9 @@ def folder(tmp_path_factory):
 
 def load(folder, mapping: Mapping, **options) -> Model:
     out = folder / f"tp{mapping.tp}ep{mapping.ep}"
-    checkpoint = plan_conversion(folder / "hf", Options(RECIPES["auto"], mapping)).write(out)
+    checkpoint = plan_conversion(folder / "hf", ConvertOptions(RECIPES["auto"], mapping)).write(out)
     tensors = [checkpoint.tensors(rank) for rank in range(mapping.tp)]
-    return Model(checkpoint.config, LIMITS, checkpoint.form("float32"), tensors, taps=(0, 3, 6), **options)
+    return Model(checkpoint.config, LIMITS, checkpoint.net_config("float32"), tensors, taps=(0, 3, 6), **options)
 
 
 def steps() -> list[dict[str, torch.Tensor]]:
@@ -100,7 +99,7 @@ def test_a_rank_that_fails_stops_the_others_and_is_named(folder):
 
 def test_ranks_that_disagree_are_told_apart():
     """A sum that is missing: every rank would go on with its own term."""
-    two = Form(compute="float32", mapping=Mapping(2))
+    two = NetworkConfig(compute="float32", mapping=Mapping(2))
     for reduced in (True, False):
         body = (lambda x, w: ops.all_reduce(x * w)) if reduced else (lambda x, w: x * w)
         net = author({"x": torch.ones(1, 3), "w": torch.ones(1, 3)}, body, ("w",), two)
@@ -115,7 +114,7 @@ def test_ranks_that_disagree_are_told_apart():
 
 def test_sums_are_taken_in_float32():
     """In bfloat16, 256 + 1 is 256: the second rank's term would be lost, and the third's."""
-    four = Form(compute="bfloat16", mapping=Mapping(4))
+    four = NetworkConfig(compute="bfloat16", mapping=Mapping(4))
     x = torch.ones(1, 1, dtype=torch.bfloat16)
     net = author({"x": x, "w": x}, lambda x, w: ops.all_reduce(x * w), ("w",), four)
     weights = [{"w": torch.full((1, 1), value, dtype=torch.bfloat16)} for value in (256.0, 1.0, 1.0, 2.0)]
@@ -148,7 +147,7 @@ def test_an_engine_of_two_ranks_answers_as_one_does(tmp_path):
         "four": dict(tp=4, ep=2),
     }.items():
         out = tmp_path / name
-        built = Wanted(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, **options)
+        built = BuildOptions(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, **options)
         build_engines(checkpoints / "verifier", (drafter,), TARGETS["cpu"], built, out, Progress())
         engine = Engine(out)
         assert engine.drafter is not None
@@ -161,7 +160,7 @@ def test_an_engine_with_the_mtp_module(tmp_path):
     """Its network is built and hashed beside the verifier's, divided like it, and drafts; the answer is as before."""
     answers = []
     for mtp in (False, True):
-        built = Wanted(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=mtp, tp=2)
+        built = BuildOptions(max_model_len=128, max_num_seqs=2, max_num_batched_tokens=64, mtp=mtp, tp=2)
         build_engines(ASSETS / "tiny-verifier", (), TARGETS["cpu"], built, tmp_path / str(mtp), Progress())
         engine = Engine(tmp_path / str(mtp))
         assert engine.drafter_name == ("mtp" if mtp else None)
@@ -174,4 +173,4 @@ def test_an_engine_with_the_mtp_module(tmp_path):
     with pytest.raises(GlmspecError, match="--mtp: found no multi-token-prediction module"):
         without = tmp_path / "hf"
         random_verifier(without, num_hidden_layers=2, indexer_types=["full", "shared"])
-        build_engines(without, (), TARGETS["cpu"], Wanted(mtp=True), tmp_path / "e", Progress())
+        build_engines(without, (), TARGETS["cpu"], BuildOptions(mtp=True), tmp_path / "e", Progress())

@@ -14,7 +14,7 @@ from support.drafters import LIMITS as DRAFTER_LIMITS
 from support.drafters import PAGES, RINGS, Converted, load
 from support.models import LIMITS, features_as_taps, load_verifier, random_verifier, stable_topk
 
-from glmspec.build.deployment import Options, open_deployment
+from glmspec.build.deployment import BuildOptions, open_deployment
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError
 from glmspec.models.configs.drafter import Convolution, DrafterConfig, MarkovHead, Selector
@@ -67,9 +67,9 @@ def test_tensorrt_s_odd_latents_are_refused_by_key(tmp_path):
     random_verifier(tmp_path / "hf", seed=3, **FEW, kv_lora_rank=31)
     for target, dtype in (("b200", None), ("rtx-pro-6000", "bfloat16")):
         with pytest.raises(ConfigError, match="kv_lora_rank: found 31, expected an even number"):
-            open_deployment(tmp_path / "hf", [], TARGETS[target], Options(compute=dtype))
+            open_deployment(tmp_path / "hf", [], TARGETS[target], BuildOptions(compute=dtype))
     for target, dtype in (("b200", "float32"), ("cpu", None), ("cpu", "bfloat16")):
-        assert open_deployment(tmp_path / "hf", [], TARGETS[target], Options(compute=dtype))
+        assert open_deployment(tmp_path / "hf", [], TARGETS[target], BuildOptions(compute=dtype))
 
 
 # -- drafters -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.models import ASSETS, GOLDENS
 
-from glmspec.build.engine import Options, build_engines
+from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine
@@ -56,7 +56,7 @@ def test_a_smoke_run_is_checked_against_transformers(smoke):
 
 def test_a_smoke_run_can_be_built_and_run(smoke, tmp_path):
     drafters = [smoke / "tiny-dspark", smoke / "tiny-dflash2"]
-    build_engines(smoke / "tiny-verifier", drafters, TARGETS["cpu"], Options(), tmp_path / "engines", Progress())
+    build_engines(smoke / "tiny-verifier", drafters, TARGETS["cpu"], BuildOptions(), tmp_path / "engines", Progress())
     engine = Engine(tmp_path / "engines", "dflash2")
     answer, _ = engine.answer(Request(prompt_ids=tuple(engine.tokenizer.encode("Count: ")), max_tokens=5))
     assert 1 <= len(answer.tokens) <= 5

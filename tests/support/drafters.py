@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from glmspec.models.configs.drafter import DrafterConfig
-from glmspec.network.form import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Block, pack_blocks
@@ -50,7 +50,7 @@ def golden(name: str, key: str) -> torch.Tensor:
 
 
 def load(config: DrafterConfig, tensors: dict[str, torch.Tensor], **options: Any) -> Model:
-    return Model(config, LIMITS, Form(compute="float32"), [tensors], **options)
+    return Model(config, LIMITS, NetworkConfig(compute="float32"), [tensors], **options)
 
 
 def draft(model: Model, name: str, blocks: list[int] | None = None, **more: torch.Tensor) -> dict[str, torch.Tensor]:

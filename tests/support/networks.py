@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import torch
 
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
-from glmspec.network.form import Form
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.reader import read
 from glmspec.network.trt import backend
 from glmspec.runtime.executor import ReferenceExecutor
 
-PLAIN = Form(compute="float32")
+PLAIN = NetworkConfig(compute="float32")
 
 
 def spec_of(name: str, tensor: torch.Tensor, dynamic: bool) -> TensorSpec:
@@ -25,10 +25,13 @@ def spec_of(name: str, tensor: torch.Tensor, dynamic: bool) -> TensorSpec:
 
 
 def author(
-    inputs: dict[str, torch.Tensor], body: Callable[..., object], static: tuple[str, ...] = (), form: Form = PLAIN
+    inputs: dict[str, torch.Tensor],
+    body: Callable[..., object],
+    static: tuple[str, ...] = (),
+    net_config: NetworkConfig = PLAIN,
 ) -> Network:
     """A network with these inputs and the outputs `body` returns (a Tensor, or a tuple of them)."""
-    net = Network("test", form, backend())
+    net = Network("test", net_config, backend())
     net.declare([spec_of(name, tensor, name not in static) for name, tensor in inputs.items()])
     made = body(*(net.inputs[name] for name in inputs))
     for index, tensor in enumerate(made if isinstance(made, tuple) else (made,)):
@@ -42,11 +45,11 @@ def run(
     inputs: dict[str, torch.Tensor],
     body: Callable[..., object],
     static: tuple[str, ...] = (),
-    form: Form = PLAIN,
+    net_config: NetworkConfig = PLAIN,
     **options,
 ) -> list[torch.Tensor]:
     """Author and run once; the outputs in order."""
-    net = author(inputs, body, static, form)
+    net = author(inputs, body, static, net_config)
     executor = ReferenceExecutor(read(net.definition, net.backend), {}, {}, **options)
     out = executor.run(inputs)
     return [out[f"out{index}"] for index in range(len(out))]

@@ -23,7 +23,7 @@ FP4 = _DTYPES["U8"]
 
 
 @dataclass(frozen=True)
-class Held:
+class RankTensor:
     """One tensor of one rank's files, as in its header. dtype: safetensors' name."""
 
     name: str
@@ -43,17 +43,17 @@ def field_name(name: str, suffix: str) -> str:
     return f"{name}_{suffix}" if suffix else name
 
 
-def held(name: str, dims: Shape, format: str, layout: Layout, scaled: bool, rank: int) -> dict[str, Held]:
+def tensors_of(name: str, dims: Shape, format: str, layout: Layout, scaled: bool, rank: int) -> dict[str, RankTensor]:
     """The tensors a rank holds of a weight, by field. dims: of the whole weight. scaled: it has an activation scale."""
     units, rows, columns = layout.box(rank)
     made = {}
     for suffix, one in FORMATS[format].items():
         size = one.size(len(rows), len(columns))
         shape = _shape(dims, layout, len(units), size, bool(one.rows))
-        made[suffix] = Held(field_name(name, suffix), one.dtype, shape)
+        made[suffix] = RankTensor(field_name(name, suffix), one.dtype, shape)
     if scaled:
         shape = _shape(dims, layout, len(units), (1, 1), False)
-        made["input_scale"] = Held(field_name(name, "input_scale"), "F32", shape)
+        made["input_scale"] = RankTensor(field_name(name, "input_scale"), "F32", shape)
     return made
 
 
@@ -71,7 +71,7 @@ def _shape(dims: Shape, layout: Layout, units: int, size: tuple[int, int], matri
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class NetworkConfig:
     """compute: "float32" or "bfloat16". formats: of the weights that are quantized, by name. scaled: names of those
     whose activations are quantized too, by a scale of the checkpoint. profile: the steps it is for (see
     `EngineLimits.profiles`). moe: "composed" of ordinary layers, or TensorRT's own "layer" (SM100, SM103). sizes:
@@ -104,9 +104,9 @@ class Form:
         """The network inputs that a weight is, by field. whole: the weight before division, in its plain dtype."""
         dims, format, layout = tuple(whole.dims), self.format(whole.name), layout_of(whole, self.mapping, drafter)
         if format is None:
-            plain = held(whole.name, dims, "float32", layout, False, 0)[""].shape
+            plain = tensors_of(whole.name, dims, "float32", layout, False, 0)[""].shape
             return {"": TensorSpec(whole.name, whole.dtype, plain, WEIGHT)}
-        tensors = held(whole.name, dims, format, layout, whole.name in self.scaled, 0)
+        tensors = tensors_of(whole.name, dims, format, layout, whole.name in self.scaled, 0)
         return {suffix: _spec(one) for suffix, one in tensors.items()}
 
 
@@ -115,6 +115,6 @@ def quantized_formats(formats: Table[str, str]) -> dict[str, str]:
     return {name: format for name, format in formats.items() if format in QUANTIZED}
 
 
-def _spec(tensor: Held) -> TensorSpec:
+def _spec(tensor: RankTensor) -> TensorSpec:
     dtype, shape = _DTYPES[tensor.dtype], tensor.shape
     return TensorSpec(tensor.name, dtype, (*shape[:-1], 2 * shape[-1]) if dtype == FP4 else shape, WEIGHT)
