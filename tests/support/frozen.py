@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from glmspec.build.cli import main
-from glmspec.build.deployment import Deployment, Options, open_deployment
+from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
 from glmspec.build.kernels import kernels_of
 from glmspec.build.target import TARGETS
 from glmspec.network.reader import read
@@ -243,7 +243,7 @@ def deployed(name: str) -> Deployment:
     full = name.startswith("GLM-5.3")
     verifier = DATA / "glm-5.3-config.json" if full else ASSETS / "tiny-verifier"
     folders = [ASSETS / drafter for drafter in drafters]
-    return open_deployment(verifier, folders, TARGETS[target], Options(**options), config_only=full)
+    return open_deployment(verifier, folders, TARGETS[target], BuildOptions(**options), config_only=full)
 
 
 def networks(name: str) -> dict[str, str]:
