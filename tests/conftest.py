@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support.compiled import keep_compiled
 from support.models import ASSETS, GOLDENS
+from support.shared import Shared
 
 from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
@@ -20,18 +23,38 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
-def tiny_engines(tmp_path_factory) -> Path:
-    """An engine directory of the shipped trained models: the verifier and both drafters."""
-    out = tmp_path_factory.mktemp("tiny") / "engines"
-    drafters = [ASSETS / "tiny-dspark", ASSETS / "tiny-dflash2"]
-    build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], BuildOptions(), out, Progress())
-    return out
+def shared(tmp_path_factory) -> Iterator[Shared]:
+    """Where what takes long to make is made once for all test processes."""
+    made = Shared(tmp_path_factory)
+    yield made
+    made.check()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once(shared) -> Iterator[None]:
+    """A kernel is compiled once a run. Tests of the compiler itself replace this fixture by one of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        keep_compiled(shared.home, patch)
+        yield
 
 
 @pytest.fixture(scope="session")
-def golden_engines(tmp_path_factory) -> Path:
+def tiny_engines(shared) -> Path:
+    """An engine directory of the shipped trained models: the verifier and both drafters."""
+    return shared.folder("tiny-engines", build_tiny)
+
+
+def build_tiny(out: Path) -> None:
+    drafters = [ASSETS / "tiny-dspark", ASSETS / "tiny-dflash2"]
+    build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], BuildOptions(), out, Progress())
+
+
+@pytest.fixture(scope="session")
+def golden_engines(shared) -> Path:
     """An engine directory of the golden checkpoints: random weights, no tokenizer."""
-    out = tmp_path_factory.mktemp("golden") / "engines"
+    return shared.folder("golden-engines", build_golden)
+
+
+def build_golden(out: Path) -> None:
     drafters = [GOLDENS / "checkpoints" / name for name in ("dspark", "dflash2", "dspark_redvocab")]
     build_engines(GOLDENS / "checkpoints" / "verifier", drafters, TARGETS["cpu"], BuildOptions(), out, Progress())
-    return out

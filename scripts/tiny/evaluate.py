@@ -18,13 +18,17 @@ MAX_NEW = 96
 
 
 def evaluate_proposer(
-    verifier: Verifier, prompts: list[Prompt], plain: list[list[int]], make: Callable[[], Proposer]
+    verifier: Verifier,
+    prompts: list[Prompt],
+    plain: list[list[int]],
+    make: Callable[[], Proposer],
+    max_new: int = MAX_NEW,
 ) -> dict[str, object]:
     """Pooled counters overall, per kind and per form, and how many texts equal plain greedy decoding."""
     pools: dict[str, Counters] = defaultdict(Counters)
     same = 0
     for prompt, expected in zip(prompts, plain, strict=True):
-        text, counters = generate(verifier, encode(prompt.prompt), MAX_NEW, make())
+        text, counters = generate(verifier, encode(prompt.prompt), max_new, make())
         same += text == expected
         for name in ("all", prompt.kind, prompt.form):
             pools[name].add(counters)
@@ -52,12 +56,16 @@ def confidence_numbers(pairs: list[tuple[float, bool]]) -> dict[str, float]:
 
 
 def evaluate_all(
-    verifier: Verifier, drafters: dict[str, Drafter], prompts: list[Prompt], report: Report
+    verifier: Verifier,
+    drafters: dict[str, Drafter],
+    prompts: list[Prompt],
+    report: Report,
+    max_new: int = MAX_NEW,
 ) -> tuple[dict[str, dict[str, object]], list[list[int]]]:
     """(numbers per drafter, plain greedy continuations)."""
     plain = []
     for index, prompt in enumerate(prompts):
-        plain.append(generate(verifier, encode(prompt.prompt), MAX_NEW)[0])
+        plain.append(generate(verifier, encode(prompt.prompt), max_new)[0])
         report("evaluation, plain greedy", index + 1, len(prompts), {})
     numbers = {}
     makers: dict[str, Callable[[], Proposer]] = {
@@ -65,7 +73,7 @@ def evaluate_all(
     }
     makers["mtp"] = lambda: MtpProposer(verifier)
     for index, (name, make) in enumerate(makers.items()):
-        numbers[name] = evaluate_proposer(verifier, prompts, plain, make)
+        numbers[name] = evaluate_proposer(verifier, prompts, plain, make, max_new)
         report("evaluation, speculative", index + 1, len(makers), {f"{name}": numbers[name]["mean_acceptance_length"]})
     return numbers, plain
 

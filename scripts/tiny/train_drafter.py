@@ -18,7 +18,7 @@ from .drafter import Drafter
 from .optim import Muon, Trainer, ramp
 from .speculate import greedy_texts
 from .tokenizer import END_OF_TEXT, EOS_IDS, REAL_VOCAB, encode
-from .train_verifier import Report
+from .train_verifier import Report, batch_size
 from .verifier import Verifier
 
 ANCHORS = 72  # per text row; drawn once per verifier forward, used in `SHARES` updates
@@ -160,8 +160,12 @@ def train_drafters(verifier: Verifier, drafters: list[Drafter], scale: float, re
     total, done = (corpus_steps + own_steps) * SHARES, 0
     depth = max(drafter.config.speculative_tokens for drafter in drafters)
     phases = (
-        ("drafters, corpus text", corpus_steps, token_rows(Stream(200), 384, 8)),
-        ("drafters, greedy text", own_steps, own_rows(verifier, max(16, round(768 * scale)), 12, report)),
+        ("drafters, corpus text", corpus_steps, token_rows(Stream(200), 384, batch_size(8, scale))),
+        (
+            "drafters, greedy text",
+            own_steps,
+            own_rows(verifier, max(4, round(768 * scale)), batch_size(12, scale), report),
+        ),
     )
     for name, steps, rows in phases:
         for index in range(steps):

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from support.cli import done, refused
 from support.models import DATA, GOLDENS, random_verifier
 
+from glmspec.convert.imagined import Imagined
+
 VERIFIER, DSPARK = GOLDENS / "checkpoints" / "verifier", GOLDENS / "checkpoints" / "dspark"
 
 
@@ -55,11 +57,14 @@ def test_a_dry_run_lists_what_is_then_written(tmp_path):
         assert listed == {name: list(tensor.shape) for name, tensor in held.items()}
 
 
-def test_a_dry_run_in_hugging_face_s_layout(full_size):
-    result = done("convert", full_size, "--dry-run", "--format", "hf")
-    names = {json.loads(line)["tensor"] for line in result.stdout.splitlines()}
-    assert len(names) == 118_629  # as it was: auto keeps everything
-    assert "model.layers.78.eh_proj.weight" in names
+def test_a_dry_run_in_hugging_face_s_layout(full_size, tmp_path):
+    config = json.loads((full_size / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 8}))
+    result = done("convert", tmp_path, "--dry-run", "--format", "hf")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    before = Imagined(tmp_path).tensors  # as it was: auto keeps everything
+    assert {line["tensor"]: line["shape"] for line in lines} == {name: list(one.shape) for name, one in before.items()}
+    assert len(lines) == len(before) and "model.layers.8.eh_proj.weight" in before
 
 
 def test_a_dry_run_refuses_what_the_run_would(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.models import DATA, GOLDENS
 
+from glmspec.build import deployment as deployments
 from glmspec.build.deployment import BuildOptions, open_deployment
 from glmspec.build.memory import greatest_steps, peak, plan_memory, with_pool
 from glmspec.build.target import TARGETS
@@ -59,6 +60,22 @@ def full(tmp_path_factory):
     return home
 
 
+@pytest.fixture(scope="module", autouse=True)
+def opened_once():
+    """The full model's 59,585 tensors are looked through once for each recipe and division."""
+    open_verifier, kept = deployments._open_verifier, {}
+
+    def open_or_find(folder, options, config_only):
+        key = (folder, options.quant, options.tp, options.ep, config_only)
+        if key not in kept:
+            kept[key] = open_verifier(folder, options, config_only)
+        return kept[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deployments, "_open_verifier", open_or_find)
+        yield
+
+
 def deployment(full, target: str = "b200", **options):
     return open_deployment(full, (), TARGETS[target], BuildOptions(**options), config_only=True)
 
@@ -85,7 +102,7 @@ def test_what_is_asked_for_is_given_or_refused(full):
     with pytest.raises(ConfigError, match=r"--max-cached-tokens: found 90,000,000, expected at most 3,72"):
         plan_memory(deployment(full, tp=8, quant="nvfp4", max_cached_tokens=90_000_000), graphs)
     with pytest.raises(ConfigError, match="one sequence of 131,072 tokens must fit"):
-        deployment(full, tp=8, max_cached_tokens=1000)
+        deployment(full, tp=8, quant="nvfp4", max_cached_tokens=1000)
 
 
 def test_a_small_model_needs_no_pool():

@@ -73,7 +73,7 @@ def build_tree(tree, config, net_config: NetworkConfig) -> tuple[Network, bytes]
         ("verifier", "bfloat16", {}),
         ("dspark", "float32", {}),
         ("dspark_redvocab", "bfloat16", {}),
-        ("dflash2", "float32", {}),
+        ("dflash2", "float32", FEWER_LAYERS),
         ("dflash2", "bfloat16", FEWER_LAYERS),
     ],
 )

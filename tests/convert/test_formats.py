@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +13,16 @@ from glmspec.convert import formats, kernels, on_device
 from glmspec.convert.formats import Block, amax, convert, plain, to_float32
 from glmspec.core.errors import MissingCapability
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from modelopt.torch.export.quant_utils import to_quantized_weight
-    from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
-
 DTYPES = ["float32", "bfloat16"]
+
+
+def modelopt() -> SimpleNamespace:
+    """ModelOpt, which takes seconds to import: not when tests are collected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from modelopt.torch.export.quant_utils import to_quantized_weight
+        from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
+    return SimpleNamespace(quantized=to_quantized_weight, FP8=FP8QTensor, NVFP4=NVFP4QTensor)
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -53,7 +58,7 @@ WEIGHTS = {
 def assert_modelopt_s(found: Block, weight: torch.Tensor) -> None:
     """Codes and both scales are those of ModelOpt's NVFP4 of `weight`."""
     second = weight.abs().amax().float() / (6 * 448)
-    made, scale, second = NVFP4QTensor.quantize(weight.clone(), 16, None, second)
+    made, scale, second = modelopt().NVFP4.quantize(weight.clone(), 16, None, second)
     assert found.fields["scale_2"].item() == second.item()
     assert np.array_equal(found.fields["scale"], scale.view(torch.uint8).numpy())
     assert np.array_equal(found.fields[""], made._quantized_data.view(torch.uint8).numpy())
@@ -96,7 +101,7 @@ def test_fp8_is_modelopt_s(name, dtype):
     """The quotient of a bfloat16 matrix and its one scale is rounded to bfloat16 first, there and here."""
     weight = WEIGHTS[name].to(getattr(torch, dtype))
     scale = weight.abs().amax().float() / 448
-    expected = to_quantized_weight(weight.clone(), scale, "fp8")
+    expected = modelopt().quantized(weight.clone(), scale, "fp8")
     block = plain(dtype, weight)
     found = convert(block, "fp8", amax(block))
     assert found.fields["scale"].item() == scale.item()
@@ -117,7 +122,7 @@ def test_fp8_blocks_are_modelopt_s(dtype, name):
         for column in range(columns):
             part = weight[128 * row : 128 * row + 128, 128 * column : 128 * column + 128]
             scales[row, column] = part.abs().amax().float() / 448
-    made, _ = FP8QTensor.quantize(weight, scales, block_sizes={-1: 128, -2: 128})
+    made, _ = modelopt().FP8.quantize(weight, scales, block_sizes={-1: 128, -2: 128})
     found = convert(plain(dtype, weight), "fp8_block")
     assert np.array_equal(found.fields["scale_inv"], scales.numpy())
     assert np.array_equal(found.fields[""], made._quantized_data.view(torch.uint8).numpy())

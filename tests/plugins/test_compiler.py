@@ -25,6 +25,11 @@ from glmspec.plugins.variants import real_variants
 SIZES = {"N": 9, "V": 154_880}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once() -> None:
+    """Not here, where the compiler is what is tested."""
+
+
 def variant(plugin: Plugin = ARGMAX_SPLIT, sm: str = "SM100", **sizes: int) -> compiler.Variant:
     return variant_of(plugin, sm, "bfloat16", {**SIZES, **plugin.tile(sm), **sizes})
 

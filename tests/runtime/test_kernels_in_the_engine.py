@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.models import ASSETS
+from support.faces import remember_builtins
+from support.models import ASSETS, edit_checkpoint
 
 from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
@@ -28,21 +29,25 @@ from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
 
 TESTS = Path(__file__).resolve().parents[1]
-LONG = tuple(b"The river was wide, the boat was small, and he said: ")  # longer than index_topk
+INDEX_TOPK = 16
+LONG = tuple(b"The river was wide, and")  # longer than that
 DRAWN = Sampling(temperature=0.9, top_k=30, top_p=0.95, seed=3)
 DRAFTERS = {  # what each is asked; a long prompt once, because the interpreter is slow
-    "dflash2": [Request(prompt_ids=LONG, max_tokens=4, sampling=DRAWN), Request(prompt_ids=LONG[:8], max_tokens=6)],
+    "dflash2": [Request(prompt_ids=LONG, max_tokens=3, sampling=DRAWN), Request(prompt_ids=LONG[:8], max_tokens=6)],
     "dspark": [Request(prompt_ids=LONG[:8], max_tokens=6, sampling=DRAWN)],
 }
 
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory) -> Path:
-    """Both drafters, whose drafts are drawn."""
-    out = tmp_path_factory.mktemp("kernels") / "engines"
+    """Both drafters, whose drafts are drawn, and a verifier that chooses few rows: the interpreter takes its time for
+    every row of a prompt that is longer."""
+    home = tmp_path_factory.mktemp("kernels")
+    out = home / "engines"
+    verifier = edit_checkpoint(ASSETS / "tiny-verifier", home / "verifier", config={"index_topk": INDEX_TOPK})
     folders = tuple(ASSETS / f"tiny-{name}" for name in DRAFTERS)
     options = BuildOptions(max_num_seqs=2, max_model_len=128, draft_sampling="probabilistic")
-    build_engines(ASSETS / "tiny-verifier", folders, TARGETS["cpu"], options, out, Progress(), check=False)
+    build_engines(verifier, folders, TARGETS["cpu"], options, out, Progress(), check=False)
     return out
 
 
@@ -69,6 +74,8 @@ def test_the_kernels_answer_as_the_references_do(engines, tmp_path, drafter):
 
 def main(engines: str, drafter: str, out: str) -> None:
     """Answer with kernels, and write which ops ran by them."""
+    torch.set_num_threads(1)
+    remember_builtins()
     ran, kept = set(), set()
 
     def through(op):

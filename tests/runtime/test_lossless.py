@@ -110,7 +110,7 @@ def random_engines(tmp_path_factory) -> Path:
     """Random weights, whose drafts are mostly rejected; the reduced vocabulary among the drafters."""
     out = tmp_path_factory.mktemp("random") / "engines"
     drafters = [GOLDENS / "checkpoints" / name for name in ("dspark", "dflash2", "dspark_redvocab")]
-    options = BuildOptions(draft_sampling="probabilistic", max_num_seqs=32, max_model_len=64)
+    options = BuildOptions(draft_sampling="probabilistic", max_num_seqs=128, max_model_len=64)
     build_engines(GOLDENS / "checkpoints" / "verifier", drafters, TARGETS["cpu"], options, out, Progress(), check=False)
     return out
 

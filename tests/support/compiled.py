@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import re
 from hashlib import sha256
 from importlib.metadata import version
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glmspec.plugins import OPS
+from glmspec.plugins import OPS, compiler
 from glmspec.plugins.compiler import SMS, Compiled, Variant, compile_variant
 from glmspec.plugins.variants import real_variants
 
@@ -67,3 +69,25 @@ def assert_sound(one: Compiled) -> None:
     assert one.cubin.startswith(b"\x7fELF")
     for trace in (".loc", ".file", ".section", str(ROOT)):
         assert trace not in one.ptx
+
+
+def keep_compiled(home: Path, patch: pytest.MonkeyPatch) -> None:
+    """What was compiled is kept in `home` and read from there when the same kernel, with all that it calls, is to be
+    compiled for the same GPU, numbers, types and warps. What the compiler checks afterwards, it checks each time."""
+    compile_now = compiler._compile
+
+    def compile_or_read(variant: Variant, warps: int, stages: int) -> Compiled:
+        kernel = compiler.kernel_of(variant.plugin)
+        if not hasattr(kernel, "cache_key"):  # interpreted, which is refused
+            return compile_now(variant, warps, stages)
+        what = (kernel.cache_key, variant.plugin.id, variant.sm, variant.constants, [*variant.parameters.items()])
+        path = home / f"{sha256(repr((*what, warps, stages)).encode()).hexdigest()}.compiled"
+        if path.exists():
+            return Compiled(variant=variant, **pickle.loads(path.read_bytes()))
+        made = compile_now(variant, warps, stages)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(pickle.dumps({name: value for name, value in vars(made).items() if name != "variant"}))
+        part.rename(path)
+        return made
+
+    patch.setattr(compiler, "_compile", compile_or_read)

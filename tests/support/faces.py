@@ -1,16 +1,22 @@
 """An op's plugins in Triton's interpreter, beside its reference.
 
 The interpreter must be chosen before a kernel is imported, and an interpreted kernel cannot be compiled. So this file,
-run as a program, interprets cases that it is handed in a file and leaves the results in another.
+run as a program, interprets cases that it is handed in files and leaves the results in others. One such process serves
+all of a test process, because it takes longer to import what it needs than to interpret most cases.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
+import inspect
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,12 +70,32 @@ def interpret(cases: Mapping[str, Case], sm: str = "SM90") -> dict[str, Result]:
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "cases.pt"), Path(folder, "results.pt")
         torch.save({name: (case.op, case.inputs, case.attributes) for name, case in cases.items()}, given)
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)}
-        command = [sys.executable, __file__, str(given), str(made), sm]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise AssertionError(done.stderr)
+        server = _server()
+        server.stdin.write(json.dumps([str(given), str(made), sm]) + "\n")
+        server.stdin.flush()
+        answer = server.stdout.readline()
+        if not answer:
+            raise AssertionError(f"the process that interprets kernels ended ({server.wait()})")
+        if error := json.loads(answer):
+            raise AssertionError(error)
         return {name: Result(*result) for name, result in torch.load(made).items()}
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """The process that interprets, started when it is first needed."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)}
+    pipe = subprocess.PIPE
+    server = subprocess.Popen([sys.executable, __file__], env=environment, stdin=pipe, stdout=pipe, text=True)
+
+    def end() -> None:
+        server.stdin.close()
+        server.stdout.close()
+        server.kill()
+        server.wait()
+
+    atexit.register(end)
+    return server
 
 
 def reference(case: Case) -> tuple[torch.Tensor, ...]:
@@ -84,7 +110,7 @@ def assert_agree(case: Case, found: tuple[torch.Tensor, ...], expected: tuple[to
     assert not said, said
 
 
-def main(given: str, made: str, sm: str) -> None:
+def interpret_file(given: str, made: str, sm: str) -> None:
     """Interpret every case."""
     results = {}
     for name, (op, inputs, attributes) in torch.load(given).items():
@@ -94,5 +120,37 @@ def main(given: str, made: str, sm: str) -> None:
     torch.save(results, made)
 
 
+def remember_builtins() -> None:
+    """Triton looks through its language's modules for what to interpret at every call of a kernel's function, which is
+    a fifth of the time: look once."""
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
+
+    names: dict[Any, list[str]] = {}
+
+    def patch(module: Any, builder: Any, scope: Any) -> None:
+        if module not in names:
+            names[module] = [name for name, member in inspect.getmembers(module) if is_builtin(member)]
+        for name in names[module]:
+            if is_builtin(member := getattr(module, name)):
+                interpreter._patch_attr(module, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch
+
+
+def main() -> None:
+    """Answer requests, one a line, until there are no more: with null, or with the error."""
+    torch.set_num_threads(1)
+    remember_builtins()
+    answers, sys.stdout = sys.stdout, sys.stderr  # what a kernel prints is no answer
+    for line in sys.stdin:
+        try:
+            interpret_file(*json.loads(line))
+            error = None
+        except Exception:
+            error = traceback.format_exc()
+        print(json.dumps(error), file=answers, flush=True)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
