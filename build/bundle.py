@@ -42,7 +42,7 @@ from glmspec.core.files import BUNDLE, ENGINES, producer, write_json
 from glmspec.core.folders import new_folder, refuse_to_replace
 from glmspec.core.progress import Progress
 from glmspec.core.sealed import check_files, check_shape, kind_of, open_sealed, write_sealed
-from glmspec.models.acceptance import DraftLaw
+from glmspec.models.acceptance import DraftProbs
 from glmspec.models.configs.illegal import IllegalIds
 from glmspec.network.contract import Contract
 from glmspec.network.machine import this_machine
@@ -225,7 +225,7 @@ def _member(record: dict[str, Any], home: Path, checkpoint: Checkpoint) -> Membe
         record["num_speculative_tokens"],
         record["sampled"],
         source=record["source"],
-        q=DraftLaw(**record["q"]) if record["q"] else None,
+        q=DraftProbs(**record["q"]) if record["q"] else None,
         markov_top_k=record["markov_top_k"],
         illegal=IllegalIds.from_json(record["illegal_ids"]),
     )

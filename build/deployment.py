@@ -142,9 +142,9 @@ def open_deployment(
     most_drafts = max((one.num_drafts for one in (*modules, *others)), default=0)
     limits = engine_limits(first.config, most_drafts, target, options)
     verifier_member = replace(first, taps=taps, hidden=options.mtp)
-    laws = dict.fromkeys(one.law for one in (*modules, *others) if one.law)
+    all_probs = dict.fromkeys(one.probs for one in (*modules, *others) if one.probs)
     judges = [Member(name, first.folder, first.origin) for name in NETWORKS]
-    judges += [Member(rejecting(law), first.folder, first.origin, q=law) for law in laws]
+    judges += [Member(rejecting(probs), first.folder, first.origin, q=probs) for probs in all_probs]
     members = (verifier_member, *modules, *others, *judges)
     made = Deployment(target, members, limits, compute, options.plugins)
     if made.plugins == PLUGINS_ON and not made.has_plugins:

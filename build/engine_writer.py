@@ -129,7 +129,7 @@ def _write_member(
                 "plugins": deployment.plugins,
                 **member.choices,
                 "num_drafts": member.num_drafts,
-                "law": asdict(member.law) if member.law else None,
+                "law": asdict(member.probs) if member.probs else None,
                 "index_topk": member.index_topk(limits),
                 "limits": asdict(limits),
                 "profiles": member.ranges(limits),

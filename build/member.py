@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from glmspec.models.acceptance import NETWORKS, DraftLaw, LogitsNetwork, acceptance_of
+from glmspec.models.acceptance import NETWORKS, DraftProbs, LogitsNetwork, acceptance_of
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.models.configs.verifier import VerifierConfig
@@ -74,7 +74,7 @@ class Member:
     drafts: int | None = None
     sampled: bool = False
     source: str = ""
-    q: DraftLaw | None = None
+    q: DraftProbs | None = None
     markov_top_k: int | None = None
     illegal: IllegalIds = ALL_LEGAL
 
@@ -122,16 +122,16 @@ class Member:
         return self.drafts or MTP_DRAFTS if self.name == MTP else 0
 
     @property
-    def law(self) -> DraftLaw | None:
+    def probs(self) -> DraftProbs | None:
         """How it gives the law that its drafts are drawn from, if they are."""
         if not self.sampled:
             return None
         if isinstance(self.config, VerifierConfig):
-            return DraftLaw(self.config.vocab_size, candidates=False)
+            return DraftProbs(self.config.vocab_size, candidates=False)
         among = self.config.selector or self.config.markov
         if among and among.top_k:
-            return DraftLaw(among.top_k, candidates=True)
-        return DraftLaw(self.config.draft_vocab_size, candidates=self.config.reduced_vocabulary)
+            return DraftProbs(among.top_k, candidates=True)
+        return DraftProbs(self.config.draft_vocab_size, candidates=self.config.reduced_vocabulary)
 
     @property
     def end_ids(self) -> tuple[int, ...]:

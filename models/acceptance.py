@@ -32,7 +32,7 @@ MAX_LOGPROBS = 20  # alternatives a request may ask for
 
 
 @dataclass(frozen=True)
-class DraftLaw:
+class DraftProbs:
     """How a drafter gives q. columns: of a row. candidates: they name their tokens (else they are the vocabulary)."""
 
     columns: int
@@ -86,18 +86,18 @@ class Sampled(LogitsNetwork):
 
     def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """The verifier's `logits`, how they are sampled, and the blocks."""
-        return [*_law_specs(self.config, net_config), TensorSpec("uniform", "float32", ("R",)), *_block_specs(limits)]
+        return [*_probs_specs(self.config, net_config), TensorSpec("uniform", "float32", ("R",)), *_block_specs(limits)]
 
     def forward(self, x: dict[str, Tensor]) -> None:
         """Marks `accepted` and `tokens`."""
-        drawn_R = sample.native(*_law(x), x["uniform"])
+        drawn_R = sample.native(*_probs(x), x["uniform"])
         _verdict(*accept.native(drawn_R, x["draft_ids"], x["block_rows"], x["draft_counts"]))
 
 
 class Rejection(LogitsNetwork):
     """Drafts drawn from q against the law of their rows."""
 
-    def __init__(self, config: VerifierConfig, q: DraftLaw) -> None:
+    def __init__(self, config: VerifierConfig, q: DraftProbs) -> None:
         super().__init__(config)
         self.q = q
         self.name = rejecting(q)
@@ -107,7 +107,7 @@ class Rejection(LogitsNetwork):
         columns = self.q.columns
         ids = [TensorSpec("q_ids", "int32", ("Z", columns))] if self.q.candidates else []
         return [
-            *_law_specs(self.config, net_config),
+            *_probs_specs(self.config, net_config),
             TensorSpec("q", "float32", ("Z", columns)),
             *ids,
             TensorSpec("q_rows", "int32", ("R",)),  # of a row's draft
@@ -120,7 +120,7 @@ class Rejection(LogitsNetwork):
     def forward(self, x: dict[str, Tensor]) -> None:
         """Marks `accepted` and `tokens`."""
         names = ("draft_ids", "q_rows", "block_rows", "draft_counts", "uniform", "last_uniform", "verify_blocks", "q")
-        _verdict(*reject.native(*_law(x), *(x[name] for name in names), x.get("q_ids")))
+        _verdict(*reject.native(*_probs(x), *(x[name] for name in names), x.get("q_ids")))
 
 
 class Logprobs(LogitsNetwork):
@@ -148,12 +148,12 @@ class Logprobs(LogitsNetwork):
 NETWORKS: dict[str, type[LogitsNetwork]] = {one.name: one for one in (Greedy, Sampled, Logprobs)}  # every deployment's
 
 
-def rejecting(q: DraftLaw) -> str:
+def rejecting(q: DraftProbs) -> str:
     """Name of the network that rejects drafts of such a law."""
     return f"reject-{q.columns}" if q.candidates else "reject"
 
 
-def acceptance_of(config: VerifierConfig, name: str, q: DraftLaw | None) -> LogitsNetwork:
+def acceptance_of(config: VerifierConfig, name: str, q: DraftProbs | None) -> LogitsNetwork:
     """The network of this name. q: of one that rejects."""
     return NETWORKS[name](config) if q is None else Rejection(config, q)
 
@@ -162,7 +162,7 @@ def _logits_spec(config: VerifierConfig, net_config: NetworkConfig) -> TensorSpe
     return TensorSpec("logits", net_config.compute, ("R", config.vocab_size))
 
 
-def _law_specs(config: VerifierConfig, net_config: NetworkConfig) -> list[TensorSpec]:
+def _probs_specs(config: VerifierConfig, net_config: NetworkConfig) -> list[TensorSpec]:
     """What a row's law is made of."""
     return [
         _logits_spec(config, net_config),
@@ -184,7 +184,7 @@ def _block_specs(limits: EngineLimits) -> list[TensorSpec]:
     ]
 
 
-def _law(x: dict[str, Tensor]) -> list[Tensor]:
+def _probs(x: dict[str, Tensor]) -> list[Tensor]:
     """What every row's law is made of: adjusted logits, and four settings."""
     entries = (x["adjust_places"], x["adjust_before"], x["adjust_factor"], x["adjust_after"])
     logits_RV = adjust.native(x["logits"], *entries)

@@ -27,7 +27,7 @@ from glmspec.network.graph import Network, Tensor
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Module, Weight
 from glmspec.network.trt import Backend
-from glmspec.plugins import argmax, block_attention, draft_law, draw, margin
+from glmspec.plugins import argmax, block_attention, draft_probs, draw, margin
 from glmspec.plugins.registration import author
 
 MASK_EMBEDDING = "mask_embedding"  # the mask token's row where the embedding's own is not meant
@@ -217,29 +217,29 @@ class DFlash(Module):
         drafts, vocab = self.config.num_drafts, self.config.draft_vocab_size
         flat_ZV = ops.reshape(rows.logits_BJV, (-1, vocab))
         ids_Z = argmax.native(flat_ZV)
-        laws = {}
+        probs = {}
         if self.sampled:
             heat_BJ = rows.uniform_BJ * 0.0 + ops.reshape(rows.temperature_B, (0, 1))
-            law_ZV = draft_law.native(flat_ZV, ids_Z, ops.reshape(heat_BJ, (-1,)))
-            ids_Z = draw.native(law_ZV, ops.reshape(rows.uniform_BJ, (-1,)))
-            laws = self.laws(ops.reshape(law_ZV, (-1, drafts, vocab)))
+            probs_ZV = draft_probs.native(flat_ZV, ids_Z, ops.reshape(heat_BJ, (-1,)))
+            ids_Z = draw.native(probs_ZV, ops.reshape(rows.uniform_BJ, (-1,)))
+            probs = self.probs(ops.reshape(probs_ZV, (-1, drafts, vocab)))
         if self.d2t:
             ids_Z = ids_Z + ops.gather(self.d2t.tensor, ids_Z)
         return {
             "draft_ids": ops.reshape(ids_Z, (-1, drafts)),
             "scores": ops.reduce(rows.logits_BJV, "MAX", 2, keep=False),
             **({"margin": ops.reshape(margin.native(flat_ZV), (-1, drafts))} if self.config.confidence is None else {}),
-            **laws,
+            **probs,
         }
 
-    def laws(self, law_BJV: Tensor) -> dict[str, Tensor]:
+    def probs(self, probs_BJV: Tensor) -> dict[str, Tensor]:
         """The outputs that say what drafts were drawn from, given laws over the draft vocabulary."""
         if self.d2t is None:
-            return {"q": law_BJV}
-        net, vocab = law_BJV.net, self.config.draft_vocab_size
+            return {"q": probs_BJV}
+        net, vocab = probs_BJV.net, self.config.draft_vocab_size
         ids_V = net.constant(list(range(vocab)), "int32") + self.d2t.tensor
-        nothing_BJ1 = ops.cast(ops.narrow(law_BJV, 2, 0, 1), "int32") * 0
-        return {"q": law_BJV, "q_ids": nothing_BJ1 + ops.reshape(ids_V, (1, 1, vocab))}
+        nothing_BJ1 = ops.cast(ops.narrow(probs_BJV, 2, 0, 1), "int32") * 0
+        return {"q": probs_BJV, "q_ids": nothing_BJ1 + ops.reshape(ids_V, (1, 1, vocab))}
 
     def _block(self, anchor_ids_B: Tensor, anchor_positions_B: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids and positions of every row, int32 [T]: the anchor, then masks."""

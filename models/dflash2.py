@@ -96,4 +96,4 @@ class DFlash2(DFlash):
         """Drafts by the selector walk; laws are over each row's candidates."""
         walk = self.candidate_selector(rows, self.d2t.tensor if self.d2t else None)
         proposal = {"draft_ids": walk.ids_BJ, "scores": walk.scores_BJ, "margin": walk.margins_BJ}
-        return proposal | ({"q": walk.laws_BJK, "q_ids": walk.candidates_BJK} if self.sampled else {})
+        return proposal | ({"q": walk.probs_BJK, "q_ids": walk.candidates_BJK} if self.sampled else {})

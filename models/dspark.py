@@ -135,9 +135,9 @@ class DSpark(DFlash):
         d2t, margins = self.d2t.tensor if self.d2t else None, self.confidence_head is None
         if self.markov_head.top_k:
             walk, embeddings_BJA = self.markov_head.among_best(rows, d2t)
-            laws = {"q": walk.laws_BJK, "q_ids": walk.candidates_BJK} if self.sampled else {}
+            probs = {"q": walk.probs_BJK, "q_ids": walk.candidates_BJK} if self.sampled else {}
         else:
             walk = self.markov_head(rows, d2t, margins=margins)
-            embeddings_BJA, laws = walk.embeddings_BJA, self.laws(walk.laws_BJV) if self.sampled else {}
+            embeddings_BJA, probs = walk.embeddings_BJA, self.probs(walk.probs_BJV) if self.sampled else {}
         told = {"margin": walk.margins_BJ} if margins else {}
-        return {"draft_ids": walk.ids_BJ, "scores": walk.scores_BJ, **told, **laws}, embeddings_BJA
+        return {"draft_ids": walk.ids_BJ, "scores": walk.scores_BJ, **told, **probs}, embeddings_BJA

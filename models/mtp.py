@@ -26,7 +26,7 @@ from glmspec.network.graph import Network, Tensor
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Module
 from glmspec.network.trt import Backend
-from glmspec.plugins import argmax, draft_law, draw, margin
+from glmspec.plugins import argmax, draft_probs, draw, margin
 from glmspec.plugins.registration import author
 
 
@@ -111,6 +111,6 @@ class Mtp(Module):
         best_R = argmax.native(logits_RV)
         if not self.sampled:
             return best_R
-        q_RV = draft_law.native(logits_RV, best_R, x[TEMPERATURE])
+        q_RV = draft_probs.native(logits_RV, best_R, x[TEMPERATURE])
         logits_RV.net.output(q_RV, TensorSpec("q", "float32", ("R", self.config.vocab_size)))
         return draw.native(q_RV, x[UNIFORM])

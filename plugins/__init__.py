@@ -12,7 +12,7 @@ from glmspec.plugins import (
     adjust,
     argmax,
     block_attention,
-    draft_law,
+    draft_probs,
     draw,
     grouped_conv,
     index_topk,
@@ -26,9 +26,9 @@ from glmspec.plugins import (
     rms_norm,
     rounding,
     sample,
-    sampling_law,
     selector_walk,
     sparse_mla,
+    target_probs,
 )
 from glmspec.plugins.spec import Op
 
@@ -39,7 +39,7 @@ OPS: dict[str, Op] = {
         adjust,
         argmax,
         block_attention,
-        draft_law,
+        draft_probs,
         draw,
         grouped_conv,
         index_topk,
@@ -53,7 +53,7 @@ OPS: dict[str, Op] = {
         rms_norm,
         rounding,
         sample,
-        sampling_law,
+        target_probs,
         selector_walk,
         sparse_mla,
     )

@@ -22,12 +22,12 @@ STANDARD, BLOCK = "standard", "block"
 
 @dataclass(frozen=True)
 class Ballot:
-    """A block that the verifier has seen. drafts: those it saw. law_rows: the row of q of each, where they were drawn
+    """A block that the verifier has seen. drafts: those it saw. q_rows: the row of q of each, where they were drawn
     from one."""
 
     sequence: Running
     drafts: Sequence[int]
-    law_rows: Sequence[int] = ()
+    q_rows: Sequence[int] = ()
 
 
 class Acceptance:
@@ -39,28 +39,28 @@ class Acceptance:
         self._rejecting = next((name for name in networks if name not in NETWORKS), None)
 
     def judge(
-        self, logits: Mapping[str, torch.Tensor], ballots: Sequence[Ballot], law: Mapping[str, torch.Tensor]
+        self, logits: Mapping[str, torch.Tensor], ballots: Sequence[Ballot], probs: Mapping[str, torch.Tensor]
     ) -> list[Verdict]:
         """The verdicts, in order. logits: the verifier's outputs, whose rows are the ballots' one after the other. law:
         the tensors that drafts were drawn from."""
         if not ballots:
             return []
         inputs = pack_ballots([ballot.drafts for ballot in ballots], self._limits)
-        if any(ballot.law_rows and ballot.sequence.request.sampling.temperature for ballot in ballots):
+        if any(ballot.q_rows and ballot.sequence.request.sampling.temperature for ballot in ballots):
             name = self._rejecting
-            inputs |= self._law(logits, ballots) | dict(law) | self._rejection(ballots)
+            inputs |= self._probs(logits, ballots) | dict(probs) | self._rejection(ballots)
         elif all(ballot.sequence.request.sampling.plain for ballot in ballots):
             name = "accept"
             inputs["greedy_ids"] = logits["greedy_ids"]
         else:
             name = "sample"
-            inputs |= self._law(logits, ballots) | tensors({"uniform": np.concatenate([_draws(b) for b in ballots])})
+            inputs |= self._probs(logits, ballots) | tensors({"uniform": np.concatenate([_draws(b) for b in ballots])})
         out = self._networks[name].run(inputs)
         said = zip(out["accepted"].tolist(), out["tokens"].tolist(), strict=True)
         verdicts = [Verdict(accepted, tokens[: accepted + 1]) for accepted, tokens in said]
         return self._with_logprobs(logits, ballots, verdicts)
 
-    def _law(self, logits: Mapping[str, torch.Tensor], ballots: Sequence[Ballot]) -> Inputs:
+    def _probs(self, logits: Mapping[str, torch.Tensor], ballots: Sequence[Ballot]) -> Inputs:
         """How every row is sampled."""
         rows = [len(ballot.drafts) + 1 for ballot in ballots]
         settings = [ballot.sequence.request.sampling for ballot in ballots]
@@ -78,7 +78,7 @@ class Acceptance:
         accepting, last, rows = [], [], []
         for ballot in ballots:
             sequence, count = ballot.sequence, len(ballot.drafts)
-            rows += [*ballot.law_rows, *[0] * (count + 1 - len(ballot.law_rows))]
+            rows += [*ballot.q_rows, *[0] * (count + 1 - len(ballot.q_rows))]
             if count and sequence.request.sampling.temperature:
                 _, numbers, final = sequence.noise.block(len(sequence.tokens) - 1, count)
                 accepting += [*numbers, 0.0]

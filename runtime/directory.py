@@ -164,8 +164,8 @@ class EngineDirectory:
 
     def judges(self, drafter: str | None) -> list[str]:
         """The acceptance networks that a drafter needs, or that plain decoding does (None)."""
-        law = self.model(drafter)["build_config"]["law"] if drafter else None
-        return [name for name in self.acceptance if (q := self.model(name)["build_config"]["q"]) is None or q == law]
+        probs = self.model(drafter)["build_config"]["law"] if drafter else None
+        return [name for name in self.acceptance if (q := self.model(name)["build_config"]["q"]) is None or q == probs]
 
     @property
     def names(self) -> list[str]:

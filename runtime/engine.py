@@ -13,7 +13,7 @@ from glmspec.convert.checkpoint import Checkpoint
 from glmspec.core.errors import EngineError
 from glmspec.core.files import sha256
 from glmspec.core.progress import Progress
-from glmspec.models.acceptance import DraftLaw, acceptance_of
+from glmspec.models.acceptance import DraftProbs, acceptance_of
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.illegal import IllegalIds
 from glmspec.models.mtp import Mtp
@@ -110,7 +110,7 @@ class Engine:
         """An acceptance network: no weights, and one rank."""
         record = self.directory.model(name)
         q = record["build_config"]["q"]
-        tree = acceptance_of(self.verifier.config, name, DraftLaw(**q) if q else None)
+        tree = acceptance_of(self.verifier.config, name, DraftProbs(**q) if q else None)
         net_config = NetworkConfig(compute=record["build_config"]["compute"])
         digest = record["networks"][CONTEXT]["sha256"]
         return Model(self.verifier.config, self.limits, net_config, [{}], tree=tree, network_sha256=digest)

@@ -40,11 +40,11 @@ class Drafts:
     between its best two scores; no signal of a draft depends on that draft or on a later one."""
 
     ids: list[list[int]]
-    law: Features
+    probs: Features
     strides: tuple[int, int]
     signal: torch.Tensor
 
-    def law_rows(self, sequence: int, count: int) -> list[int]:
+    def q_rows(self, sequence: int, count: int) -> list[int]:
         """Rows of q of a sequence's first drafts."""
         return [sequence * self.strides[0] + draft * self.strides[1] for draft in range(count)]
 
@@ -85,9 +85,9 @@ class BlockDrafter:
         if self._sampled:
             inputs |= draft_noise(wanted, self.num_drafts)
         out = self.model.run(inputs)
-        law = {name: out[name].flatten(0, 1) for name in ("q", "q_ids") if name in out}
+        probs = {name: out[name].flatten(0, 1) for name in ("q", "q_ids") if name in out}
         signal = out["confidence" if self.confident else "margin"]
-        return Drafts(out["draft_ids"].tolist()[: len(wanted)], law, (self.num_drafts, 1), signal[: len(wanted)])
+        return Drafts(out["draft_ids"].tolist()[: len(wanted)], probs, (self.num_drafts, 1), signal[: len(wanted)])
 
 
 def draft_noise(wanted: Sequence[Running], drafts: int) -> dict[str, torch.Tensor]:

@@ -50,8 +50,8 @@ class MtpDrafter:
             inputs, out = self._go_on(inputs, out, wanted, draft, noise)
             runs.append(out)
         ids_BJ = torch.stack([one["draft_ids"] for one in runs], 1)
-        law = {"q": torch.cat([one["q"] for one in runs])} if self._sampled else {}
-        return Drafts(ids_BJ.tolist(), law, (1, len(wanted)), torch.stack([one["margin"] for one in runs], 1))
+        probs = {"q": torch.cat([one["q"] for one in runs])} if self._sampled else {}
+        return Drafts(ids_BJ.tolist(), probs, (1, len(wanted)), torch.stack([one["margin"] for one in runs], 1))
 
     def _append(
         self, hidden: torch.Tensor, kept: Sequence[Kept], wanted: Sequence[Running], noise: Inputs

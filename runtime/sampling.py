@@ -9,7 +9,7 @@ from glmspec.core.errors import RequestError
 from glmspec.models.acceptance import MAX_LOGPROBS
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.network.limits import MAX_ADJUSTED
-from glmspec.plugins.sampling_law import MAX_TOP_K
+from glmspec.plugins.target_probs import MAX_TOP_K
 
 MAX_PENALTY = 2.0  # of frequency and presence, either way, as OpenAI's API has it
 MAX_BIAS, MAX_REPETITION, HEAT_LEAST, MAX_TEMPERATURE = 10_000.0, 100.0, 1e-4, 100.0

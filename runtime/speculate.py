@@ -57,7 +57,7 @@ class SpeculativeLoop:
 
         voting = [turn for turn in turns if turn.completes]
         cast = [ballots.get(turn, Ballot(turn.sequence, ())) for turn in voting]
-        verdicts = dict(zip(voting, self.acceptance.judge(out, cast, drafts.law), strict=True))
+        verdicts = dict(zip(voting, self.acceptance.judge(out, cast, drafts.probs), strict=True))
         if self.adaptive and ballots:
             self.adaptive.learn(list(ballots.values()), [verdicts[turn] for turn in ballots], drafts)
         return self._append(turns, rows, ballots, verdicts, out)
@@ -78,8 +78,8 @@ class SpeculativeLoop:
             counts = self.adaptive.choose(most, drafts, [turn.sequence.ending_tokens for turn in turns])
         made = {}
         for at, (turn, count) in enumerate(zip(turns, counts, strict=True)):
-            law_rows = drafts.law_rows(at, count) if drafts.law else ()
-            made[turn] = Ballot(turn.sequence, drafts.ids[at][:count], law_rows)
+            q_rows = drafts.q_rows(at, count) if drafts.probs else ()
+            made[turn] = Ballot(turn.sequence, drafts.ids[at][:count], q_rows)
         return made
 
     def _append(

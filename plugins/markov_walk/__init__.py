@@ -23,7 +23,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
-from glmspec.plugins import argmax, draft_law, draw, margin
+from glmspec.plugins import argmax, draft_probs, draw, margin
 from glmspec.plugins.spec import Op, Plugin, Runs, Use
 
 
@@ -48,7 +48,7 @@ def reference(
     drafts = logits_BJV.shape[1]
     idle = other["rows"].shape[1] - drafts if "rows" in other else 0
     previous_B, state_BA = anchor_B, None
-    ids, scores, embeddings, ahead, laws = [], [], [], [], []
+    ids, scores, embeddings, ahead, probs = [], [], [], [], []
     for row in range(idle + drafts):
         embedding_BA = torch.nn.functional.embedding(previous_B, w1_TA)
         row_BF = other["rows"][:, row] if "rows" in other else None
@@ -59,8 +59,8 @@ def reference(
         best = z_BV.max(-1)
         previous_B = best.indices
         if "uniform" in other:
-            laws.append(draft_law.reference(z_BV, previous_B, other["temperature"]))
-            previous_B = draw.reference(laws[-1], other["uniform"][:, row - idle])
+            probs.append(draft_probs.reference(z_BV, previous_B, other["temperature"]))
+            previous_B = draw.reference(probs[-1], other["uniform"][:, row - idle])
         if margins:
             ahead.append(margin.reference(z_BV))
         if "offset" in other:
@@ -68,7 +68,7 @@ def reference(
         ids.append(previous_B)
         scores.append(best.values)
         embeddings.append(embedding_BA)
-    extra = tuple(torch.stack(columns, 1) for columns in (ahead, laws) if columns)
+    extra = tuple(torch.stack(columns, 1) for columns in (ahead, probs) if columns)
     return torch.stack(ids, 1).to(torch.int32), torch.stack(scores, 1), torch.stack(embeddings, 1), *extra
 
 
@@ -99,7 +99,7 @@ class Walk:
     scores_BJ: Tensor
     embeddings_BJA: Tensor
     margins_BJ: Tensor | None
-    laws_BJV: Tensor | None
+    probs_BJV: Tensor | None
 
 
 def native(
@@ -120,7 +120,7 @@ def native(
     with net.region("markov_walk", inputs, {"head": head, "given": list(other), "margins": margins}) as outputs:
         if not outputs:
             previous_B, state_BA = anchor_B, None
-            ids, scores, embeddings, ahead, laws = [], [], [], [], []
+            ids, scores, embeddings, ahead, probs = [], [], [], [], []
             for row in range(idle + drafts):
                 embedding_BA = ops.gather(w1_TA, previous_B)
                 row_BF = _row(other["rows"], row) if "rows" in other else None
@@ -130,9 +130,9 @@ def native(
                 z_BV = _row(logits_BJV, row - idle) + ops.matmul(feature_BA, w2_VA, transpose_b=True)
                 previous_B = argmax.native(z_BV)
                 if "uniform" in other:
-                    law_BV = draft_law.native(z_BV, previous_B, other["temperature"])
-                    previous_B = draw.native(law_BV, ops.column(other["uniform"], row - idle))
-                    laws.append(ops.reshape(law_BV, (0, 1, z_BV.shape[1])))
+                    probs_BV = draft_probs.native(z_BV, previous_B, other["temperature"])
+                    previous_B = draw.native(probs_BV, ops.column(other["uniform"], row - idle))
+                    probs.append(ops.reshape(probs_BV, (0, 1, z_BV.shape[1])))
                 if margins:
                     ahead.append(ops.reshape(margin.native(z_BV), (0, 1)))
                 if "offset" in other:
@@ -140,7 +140,7 @@ def native(
                 ids.append(ops.reshape(previous_B, (0, 1)))
                 scores.append(ops.reduce(z_BV, "MAX", 1))
                 embeddings.append(ops.reshape(embedding_BA, (0, 1, rank)))
-            outputs += [ops.concat(parts, 1) for parts in (ids, scores, embeddings, ahead, laws) if parts]
+            outputs += [ops.concat(parts, 1) for parts in (ids, scores, embeddings, ahead, probs) if parts]
     extra = iter(outputs[3:])
     return Walk(*outputs[:3], next(extra) if margins else None, next(extra) if "uniform" in other else None)
 
@@ -201,8 +201,8 @@ def plugged(
             finish, *found, w1_CA, embeddings_BJA, *told[:3], *offset, *sums, *told[3:], step=step, vocab=vocab
         )
     ids_BJ, scores_BJ, margins_BJ, *sure = told
-    laws = run(LAW, z_BJV, scores_BJ, *sure, other["temperature"]) if drawn else ()
-    return ids_BJ, scores_BJ, embeddings_BJA, *([margins_BJ] if margins else []), *laws
+    probs = run(LAW, z_BJV, scores_BJ, *sure, other["temperature"]) if drawn else ()
+    return ids_BJ, scores_BJ, embeddings_BJA, *([margins_BJ] if margins else []), *probs
 
 
 BEGIN = Plugin(
@@ -316,7 +316,7 @@ LAW = Plugin(
         "totals_BJ": "float32",
         "temperature_B": "float32",
     },
-    outputs={"laws_BJV": "float32"},
+    outputs={"probs_BJV": "float32"},
     grid=("B * J", "cdiv(V, COLUMNS)"),
     tiles={"": {"COLUMNS": 2048, "WARPS": 4}},
     bytes="(t + 4) * B * J * V",
@@ -341,7 +341,7 @@ OP = Op(
         "scores_BJ": "T",
         "embeddings_BJA": "T",
         "margins_BJ": "float32",
-        "laws_BJV": "float32",
+        "probs_BJV": "float32",
     },
     optional={
         "rows_BRF": "T",

@@ -313,7 +313,7 @@ def markov_law_kernel(
     bests_BJ,
     totals_BJ,
     temperature_B,
-    laws_BJV,
+    probs_BJV,
     J: tl.constexpr,
     V: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -325,6 +325,6 @@ def markov_law_kernel(
     z_v = tl.load(z_BJV + place_v, mask=there_v, other=NONE).to(tl.float32)
     heat = tl.load(temperature_B + row // J)
     best = tl.load(scores_BJ + row).to(tl.float32)
-    law_v = weight(z_v, best, tl.where(heat == 0.0, 1.0, heat)) / tl.load(totals_BJ + row)
+    probs_v = weight(z_v, best, tl.where(heat == 0.0, 1.0, heat)) / tl.load(totals_BJ + row)
     sure_v = (token_v == tl.load(bests_BJ + row)).to(tl.float32)
-    tl.store(laws_BJV + place_v, tl.where(heat == 0.0, sure_v, law_v), mask=there_v)
+    tl.store(probs_BJV + place_v, tl.where(heat == 0.0, sure_v, probs_v), mask=there_v)

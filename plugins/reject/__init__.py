@@ -10,7 +10,7 @@ Two ways to verify a block of drafts x_1 .. x_n, with p_i and q_i the laws at th
 After t accepted drafts one token is drawn from max(w p_{t+1} - q_{t+1}, 0), w = 1 (standard) or c_t (block), or from
 p_{t+1} when t = n. q is given by candidates: K tokens a draft and their chances, all others 0; or whole.
 
-The laws p are those of `sampling_law`, from logits and four settings a row.
+The laws p are those of `target_probs`, from logits and four settings a row.
 
 Legend: R rows, V vocabulary, B blocks, Q most rows of a block (the anchor's and its drafts'), Z rows of q, K
 candidates.
@@ -24,7 +24,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
-from glmspec.plugins import accept, draw, sample, sampling_law
+from glmspec.plugins import accept, draw, sample, target_probs
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 
 _TINY = 2.0**-126  # the least normal float32
@@ -48,8 +48,8 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Drafts accepted, int32 [B], and tokens, int32 [B, Q], of which accepted + 1 are the block's.
 
-    logits, temperature, top_k, top_p, min_p: the law after each row, see `sampling_law`. The others: see `judged`."""
-    p_RV = sampling_law.reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+    logits, temperature, top_k, top_p, min_p: the law after each row, see `target_probs`. The others: see `judged`."""
+    p_RV = target_probs.reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
     return judged(p_RV, draft_R, q_row_R, row_BQ, count_B, accept_R, last_B, block_B, q_ZK, q_ids_ZK)
 
 
@@ -79,7 +79,7 @@ def judged(
         q_BQV = torch.zeros_like(p_BQV).scatter_(2, q_ids_ZK[q_row_BQ].long(), q_BQK)
     here_BQ = torch.arange(row_BQ.shape[1]) < count_B.unsqueeze(1)  # a draft follows
     q_BQV = q_BQV * here_BQ.unsqueeze(2)
-    px_BQ, qx_BQ = (law.gather(2, draft_BQ.unsqueeze(2)).squeeze(2) for law in (p_BQV, q_BQV))
+    px_BQ, qx_BQ = (probs.gather(2, draft_BQ.unsqueeze(2)).squeeze(2) for probs in (p_BQV, q_BQV))
     ratio_BQ = px_BQ / qx_BQ.clamp(min=_TINY)
     u_BQ = accept_R[row_BQ]
     accepted_B = ((u_BQ < ratio_BQ) & here_BQ).int().cumprod(1).sum(1)
@@ -131,14 +131,14 @@ def native(
     inputs += [accept_R, last_B, block_B, q_ZK] + ([q_ids_ZK] if q_ids_ZK is not None else [])
     with logits_RV.net.region("reject", inputs, {}) as outputs:
         if not outputs:
-            p_RV = sampling_law.native(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
-            laws = _Laws(p_RV, q_ZK, q_ids_ZK, q_row_R)
-            outputs += _native_judged(laws, draft_R, row_BQ, count_B, accept_R, last_B, block_B)
+            p_RV = target_probs.native(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+            all_probs = _BothProbs(p_RV, q_ZK, q_ids_ZK, q_row_R)
+            outputs += _native_judged(all_probs, draft_R, row_BQ, count_B, accept_R, last_B, block_B)
     return outputs[0], outputs[1]
 
 
 def _native_judged(
-    laws: _Laws,
+    all_probs: _BothProbs,
     draft_R: Tensor,
     row_BQ: Tensor,
     count_B: Tensor,
@@ -148,16 +148,16 @@ def _native_judged(
 ) -> tuple[Tensor, Tensor]:
     """See `judged`."""
     rows = row_BQ.shape[1]
-    ratio_BQ, u_BQ = ops.gather(laws.ratio(draft_R), row_BQ), ops.gather(accept_R, row_BQ)
+    ratio_BQ, u_BQ = ops.gather(all_probs.ratio(draft_R), row_BQ), ops.gather(accept_R, row_BQ)
     here_BQ = accept.verified(count_B, rows)
     standard_B = accept.leading((ratio_BQ > u_BQ) & here_BQ)
-    tau_B, chance_B = _native_block(laws, row_BQ, count_B, ratio_BQ, u_BQ)
+    tau_B, chance_B = _native_block(all_probs, row_BQ, count_B, ratio_BQ, u_BQ)
     block_B = block_B > 0
     accepted_B = ops.select(block_B, tau_B, standard_B)
     weight_B1 = ops.reshape(ops.select(block_B, chance_B, 1.0), (0, 1))
     row_B1 = ops.gather_elements(row_BQ, ops.reshape(accepted_B, (0, 1)), 1)
     row_B = ops.reshape(row_B1, (-1,))
-    p_BV, rest_BV = laws.p(row_B), ops.relu(weight_B1 * laws.p(row_B) - laws.q(row_B))
+    p_BV, rest_BV = all_probs.p(row_B), ops.relu(weight_B1 * all_probs.p(row_B) - all_probs.q(row_B))
     some_B1 = ops.reduce(rest_BV, "SUM", 1) > 0.0
     rest_B1 = some_B1 & ops.reshape(count_B > accepted_B, (0, 1))
     token_B = draw.native(ops.select(rest_B1, rest_BV, p_BV), last_B)
@@ -167,7 +167,7 @@ def _native_judged(
     return accepted_B, tokens_BQ
 
 
-class _Laws:
+class _BothProbs:
     """p and q of rows, dense."""
 
     def __init__(self, p_RV: Tensor, q_ZK: Tensor, q_ids_ZK: Tensor | None, q_row_R: Tensor) -> None:
@@ -198,7 +198,7 @@ class _Laws:
 
 
 def _native_block(
-    laws: _Laws, row_BQ: Tensor, count_B: Tensor, ratio_BQ: Tensor, u_BQ: Tensor
+    all_probs: _BothProbs, row_BQ: Tensor, count_B: Tensor, ratio_BQ: Tensor, u_BQ: Tensor
 ) -> tuple[Tensor, Tensor]:
     """See `_block`."""
     columns: Sequence[int] = range(row_BQ.shape[1])
@@ -207,7 +207,7 @@ def _native_block(
     tau_B, tau_chance_B = count_B * 0, chance_B
     for j in columns[1:]:
         chance_B = ops.minimum(chance_B * ratio[j - 1], 1.0)
-        p_BV, q_BV = laws.p(row[j]), laws.q(row[j])
+        p_BV, q_BV = all_probs.p(row[j]), all_probs.q(row[j])
         rest_BV = ops.relu(ops.reshape(chance_B, (0, 1)) * p_BV - q_BV)
         mass_B = ops.reduce(rest_BV, "SUM", 1, keep=False)
         share_B = mass_B / ops.maximum(mass_B + 1.0 - chance_B, _TINY)
@@ -240,14 +240,14 @@ def plugged(
         raise NoPlugin(f"reject: blocks of {columns} rows, expected at most {MAX_ROWS}")
     if q_ids_ZK is not None and candidates > MAX_CANDIDATES:
         raise NoPlugin(f"reject: {candidates} candidates, expected at most {MAX_CANDIDATES}")
-    bound_R, *stats = sample.laws(run, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
-    law = (logits_RV, temperature_R, bound_R)
+    bound_R, *stats = sample.probs(run, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+    probs = (logits_RV, temperature_R, bound_R)
     blocks = (draft_R, q_row_R, row_BQ, count_B, accept_R)
     if q_ids_ZK is not None:
-        return run(RESAMPLE, *law, *stats, *blocks, last_B, block_B, q_ZK, q_ids_ZK)
-    chances = run(CHANCES, *law, *stats, *blocks, block_B, q_ZK)
-    (mass_BQS,) = run(MASSES, *law, q_row_R, row_BQ, q_ZK, *chances)
-    return run(RESAMPLE_WHOLE, *law, *stats, *blocks, last_B, block_B, q_ZK, mass_BQS)
+        return run(RESAMPLE, *probs, *stats, *blocks, last_B, block_B, q_ZK, q_ids_ZK)
+    chances = run(CHANCES, *probs, *stats, *blocks, block_B, q_ZK)
+    (mass_BQS,) = run(MASSES, *probs, q_row_R, row_BQ, q_ZK, *chances)
+    return run(RESAMPLE_WHOLE, *probs, *stats, *blocks, last_B, block_B, q_ZK, mass_BQS)
 
 
 MAX_ROWS, MAX_CANDIDATES = 16, 64  # of a block: more would spill

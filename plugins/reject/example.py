@@ -28,9 +28,9 @@ def example(sizes: Mapping[str, int], use: Use, compute: torch.dtype, g: torch.G
     draft_R = torch.multinomial(q_ZK, 1, generator=g).squeeze(1)[q_row_R]
     if ids:
         draft_R = ids[0][q_row_R, draft_R]
-    law_B = settings(blocks)
-    law_R = [x[(torch.arange(rows) // most).clamp(max=blocks - 1)] for x in law_B]
+    probs_B = settings(blocks)
+    probs_R = [x[(torch.arange(rows) // most).clamp(max=blocks - 1)] for x in probs_B]
     whole = [x.to(torch.int32) for x in (draft_R, q_row_R, row_BQ, count_B)]
     uniform_R, last_B = torch.rand(rows, generator=g), torch.rand(blocks, generator=g)
     block_B = (torch.arange(blocks) % 2).to(torch.int32)
-    return [logits_RV.to(compute), *law_R, *whole, uniform_R, last_B, block_B, q_ZK, *ids]
+    return [logits_RV.to(compute), *probs_R, *whole, uniform_R, last_B, block_B, q_ZK, *ids]

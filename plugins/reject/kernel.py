@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from glmspec.plugins.sample.kernel import passing, row_law, weight, within
+from glmspec.plugins.sample.kernel import passing, row_probs, weight, within
 
 _TINY = tl.constexpr(2.0**-126)  # the least normal float32: Triton takes a lesser number for a float64
 _NOTHING = tl.constexpr(1e-6)  # a mass of less may be rounding
@@ -28,17 +28,17 @@ def chances_kernel(
     """For `masses`: w of every column of a block whose sum of max(w p - q, 0) is needed (else 0), and p's law there."""
     block = tl.program_id(0)
     column_q, here_q, row_q, drafted_q, q_row_q = _block(row_BQ, count_B, q_row_R, block, Q, QP)
-    law = _laws(temperature_R, bound_R, largest_RS, sum_RS, first_RS, row_q, here_q, V, S, SP)
+    probs = _probs(temperature_R, bound_R, largest_RS, sum_RS, first_RS, row_q, here_q, V, S, SP)
     draft_q = tl.load(draft_R + row_q, mask=drafted_q, other=0)
     chosen_q = tl.load(q_ZK + q_row_q.to(tl.int64) * K + draft_q, mask=drafted_q, other=0.0)
-    ratio_q = _ratio(logits_RV, law, row_q, draft_q, drafted_q, chosen_q, V)
+    ratio_q = _ratio(logits_RV, probs, row_q, draft_q, drafted_q, chosen_q, V)
     if tl.load(block_B + block) > 0:
         weight_q = _block_chances(ratio_q, column_q, Q)
     else:
         stands_q = tl.load(accept_R + row_q, mask=drafted_q, other=1.0) < ratio_q
         weight_q = tl.where(column_q == _leading(stands_q & drafted_q, column_q, QP), 1.0, 0.0)
     at_q = block * Q + column_q
-    _, _, largest_q, total_q, first_q = law
+    _, _, largest_q, total_q, first_q = probs
     tl.store(weight_BQ + at_q, tl.where(drafted_q, weight_q, 0.0), mask=here_q)
     tl.store(largest_BQ + at_q, largest_q, mask=here_q)
     tl.store(total_BQ + at_q, total_q, mask=here_q)
@@ -61,8 +61,8 @@ def masses_kernel(
         q_row = tl.load(q_row_R + row).to(tl.int64)
         q_c = tl.load(q_ZK + q_row * K + column_c, mask=there_c, other=0.0)
         rate, bound = _rate(tl.load(temperature_R + row)), tl.load(bound_R + row)
-        law = rate, bound, tl.load(largest_BQ + at), tl.load(total_BQ + at), tl.load(first_BQ + at)
-        mass = tl.sum(tl.maximum(factor * _chance(law, logit_c, column_c, V) - q_c, 0.0), 0)
+        probs = rate, bound, tl.load(largest_BQ + at), tl.load(total_BQ + at), tl.load(first_BQ + at)
+        mass = tl.sum(tl.maximum(factor * _chance(probs, logit_c, column_c, V) - q_c, 0.0), 0)
     tl.store(mass_BQS + at * S + split, mass)
 
 
@@ -76,7 +76,7 @@ def resample_kernel(
     block = tl.program_id(0)
     count = tl.load(count_B + block)
     column_q, here_q, row_q, drafted_q, q_row_q = _block(row_BQ, count_B, q_row_R, block, Q, QP)
-    law = _laws(temperature_R, bound_R, largest_RS, sum_RS, first_RS, row_q, here_q, V, S, SP)
+    probs = _probs(temperature_R, bound_R, largest_RS, sum_RS, first_RS, row_q, here_q, V, S, SP)
     draft_q = tl.load(draft_R + row_q, mask=here_q, other=0)
     if q_ids_ZK is None:
         chosen_q = tl.load(q_ZK + q_row_q.to(tl.int64) * K + draft_q, mask=drafted_q, other=0.0)
@@ -86,7 +86,7 @@ def resample_kernel(
         q_qk = tl.load(q_ZK + at_qk, mask=there_qk, other=0.0)
         id_qk = tl.load(q_ids_ZK + at_qk, mask=there_qk, other=0)
         chosen_q = tl.sum(tl.where(there_qk & (id_qk == draft_q[:, None]), q_qk, 0.0), 1)
-    ratio_q = _ratio(logits_RV, law, row_q, draft_q, drafted_q, chosen_q, V)
+    ratio_q = _ratio(logits_RV, probs, row_q, draft_q, drafted_q, chosen_q, V)
     stands_q = tl.load(accept_R + row_q, mask=drafted_q, other=1.0) < ratio_q
     accepted, factor = _leading(stands_q & drafted_q, column_q, QP), 1.0
     if tl.load(block_B + block) > 0:
@@ -96,7 +96,7 @@ def resample_kernel(
         else:
             at_qk = row_q[:, None].to(tl.int64) * V + id_qk
             logit_qk = tl.load(logits_RV + at_qk, mask=there_qk, other=float("-inf")).to(tl.float32)
-            p_qk = _chance(_by_candidate(law), logit_qk, id_qk, V)
+            p_qk = _chance(_by_candidate(probs), logit_qk, id_qk, V)
             mass_q = tl.maximum(chance_q - tl.sum(tl.minimum(chance_q[:, None] * p_qk, q_qk), 1), 0.0)
         # A column tells whether the draft of the one before it stands.
         row_before_q = tl.load(row_BQ + block * Q + column_q - 1, mask=here_q & (column_q > 0), other=0)
@@ -122,7 +122,7 @@ def _block(row_BQ, count_B, q_row_R, block, Q: tl.constexpr, QP: tl.constexpr):
 
 
 @triton.jit
-def _laws(
+def _probs(
     temperature_R, bound_R, largest_RS, sum_RS, first_RS, row_q, here_q, V: tl.constexpr, S: tl.constexpr,
     SP: tl.constexpr,
 ):  # fmt: skip
@@ -147,19 +147,19 @@ def _rate(heat_x):
 
 
 @triton.jit
-def _chance(law, logit_x, token_x, V: tl.constexpr):
+def _chance(probs, logit_x, token_x, V: tl.constexpr):
     """p of tokens."""
-    rate_x, bound_x, largest_x, total_x, first_x = law
+    rate_x, bound_x, largest_x, total_x, first_x = probs
     p_x = weight(logit_x, rate_x, bound_x, largest_x) / total_x
     return tl.where(first_x < V, tl.where(token_x == first_x, 1.0, 0.0), p_x)
 
 
 @triton.jit
-def _ratio(logits_RV, law, row_q, draft_q, drafted_q, chosen_q, V: tl.constexpr):
+def _ratio(logits_RV, probs, row_q, draft_q, drafted_q, chosen_q, V: tl.constexpr):
     """p / q of drafts. chosen: their q."""
     at_q = row_q.to(tl.int64) * V + draft_q
     logit_q = tl.load(logits_RV + at_q, mask=drafted_q, other=float("-inf")).to(tl.float32)
-    return _chance(law, logit_q, draft_q, V) / tl.maximum(chosen_q, _TINY)
+    return _chance(probs, logit_q, draft_q, V) / tl.maximum(chosen_q, _TINY)
 
 
 @triton.jit
@@ -187,9 +187,9 @@ def _block_accepted(chance_q, mass_q, u_q, column_q, count):
 
 
 @triton.jit
-def _by_candidate(law_q):
+def _by_candidate(probs_q):
     """[q] -> [q, 1]."""
-    rate_q, bound_q, largest_q, total_q, first_q = law_q
+    rate_q, bound_q, largest_q, total_q, first_q = probs_q
     return rate_q[:, None], bound_q[:, None], largest_q[:, None], total_q[:, None], first_q[:, None]
 
 
@@ -210,10 +210,10 @@ def _last(
     row = tl.load(row_BQ + at).to(tl.int64)
     q_row = tl.load(q_row_R + row).to(tl.int64)
     split_s = tl.arange(0, SP)
-    rate, largest, first, part_s = row_law(temperature_R, largest_RS, sum_RS, first_RS, row, split_s, V, S)
+    rate, largest, first, part_s = row_probs(temperature_R, largest_RS, sum_RS, first_RS, row, split_s, V, S)
     part_s = tl.where(first < V, tl.where(split_s == first // SPLIT, 1.0, 0.0), part_s)
     total = tl.sum(part_s, 0)
-    law = rate, tl.load(bound_R + row), largest, total, first
+    probs = rate, tl.load(bound_R + row), largest, total, first
     if q_ids_ZK is None:
         rest_s = tl.load(mass_BQS + at.to(tl.int64) * S + split_s, mask=split_s < tl.where(drafted, S, 0), other=0.0)
     else:
@@ -222,7 +222,7 @@ def _last(
         id_k = tl.load(q_ids_ZK + q_row * K + k_k, mask=there_k, other=0)
         q_k = tl.load(q_ZK + q_row * K + k_k, mask=there_k, other=0.0)
         logit_k = tl.load(logits_RV + row * V + id_k, mask=there_k, other=float("-inf")).to(tl.float32)
-        shared_k = tl.minimum(factor * _chance(law, logit_k, id_k, V), q_k)
+        shared_k = tl.minimum(factor * _chance(probs, logit_k, id_k, V), q_k)
         shared_sk = tl.where((id_k // SPLIT)[None, :] == split_s[:, None], shared_k[None, :], 0.0)
         rest_s = tl.maximum(factor / total * part_s - tl.sum(shared_sk, 1), 0.0)
     from_rest = drafted & (tl.sum(rest_s, 0) > _NOTHING)
@@ -233,7 +233,7 @@ def _last(
     while (token < 0) & (tries < S):  # more than one where rounding left a split that has nothing
         here_c = split * SPLIT + column_c
         logit_c = tl.load(logits_RV + row * V + here_c, mask=here_c < V, other=float("-inf")).to(tl.float32)
-        rest_c = factor * _chance(law, logit_c, here_c, V)
+        rest_c = factor * _chance(probs, logit_c, here_c, V)
         if q_ids_ZK is None:
             rest_c -= tl.load(q_ZK + q_row * K + here_c, mask=here_c < tl.where(from_rest, V, 0), other=0.0)
         else:

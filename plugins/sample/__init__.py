@@ -1,6 +1,6 @@
 """A token drawn for every row from its law: logits, temperature, top-k, top-p, min-p and one uniform number to a token.
 
-The law is `sampling_law`'s and the draw is `draw`'s.
+The law is `target_probs`'s and the draw is `draw`'s.
 
 Legend: R rows, V vocabulary.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from glmspec.network.graph import Tensor
-from glmspec.plugins import draw, sampling_law
+from glmspec.plugins import draw, target_probs
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs
 
 
@@ -22,8 +22,8 @@ def reference(
     min_p_R: torch.Tensor,
     u_R: torch.Tensor,
 ) -> torch.Tensor:
-    """int32 [R]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R], see `sampling_law`. u: float32 in [0, 1)."""
-    return draw.reference(sampling_law.reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R), u_R)
+    """int32 [R]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R], see `target_probs`. u: float32 in [0, 1)."""
+    return draw.reference(target_probs.reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R), u_R)
 
 
 def native(
@@ -33,17 +33,17 @@ def native(
     inputs = [logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, u_R]
     with logits_RV.net.region("sample", inputs, {}) as outputs:
         if not outputs:
-            outputs.append(draw.native(sampling_law.native(*inputs[:5]), u_R))
+            outputs.append(draw.native(target_probs.native(*inputs[:5]), u_R))
     return outputs[0]
 
 
 def plugged(run: Runs, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, u_R) -> tuple:
     """Three launches: see `reference`. Raises `NoPlugin`."""
-    stats = laws(run, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+    stats = probs(run, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
     return run(DRAW_ROW, logits_RV, temperature_R, *stats, u_R)
 
 
-def laws(run: Runs, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R) -> tuple:
+def probs(run: Runs, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R) -> tuple:
     """Two launches, of which `reject` begins with too: the least logit that stays of every row, and the statistics of
     its splits. Raises `NoPlugin` for a vocabulary of more splits than a program may hold."""
     vocabulary = run.shape(logits_RV)[1]

@@ -134,7 +134,7 @@ def draw_row_kernel(
     """A row's token: the split where the running sum passes u of the whole is the only one that is read."""
     row = tl.program_id(0).to(tl.int64)
     split_s = tl.arange(0, SP)
-    rate, largest, first, part_s = row_law(temperature_R, largest_RS, sum_RS, first_RS, row, split_s, V, S)
+    rate, largest, first, part_s = row_probs(temperature_R, largest_RS, sum_RS, first_RS, row, split_s, V, S)
     token = first
     if first == V:
         split, left = passing(part_s, split_s, tl.load(u_R + row))
@@ -146,7 +146,7 @@ def draw_row_kernel(
 
 
 @triton.jit
-def row_law(temperature_R, largest_RS, sum_RS, first_RS, row, split_s, V: tl.constexpr, S: tl.constexpr):
+def row_probs(temperature_R, largest_RS, sum_RS, first_RS, row, split_s, V: tl.constexpr, S: tl.constexpr):
     """The law of a row: rate, largest logit, the lowest argmax if it is greedy (else V), and the weight of every split
     (1 of the only token of a greedy row)."""
     there_s, at_s = split_s < S, row * S + split_s

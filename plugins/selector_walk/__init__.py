@@ -17,7 +17,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
-from glmspec.plugins import draft_law, draw, lowest_topk, margin
+from glmspec.plugins import draft_probs, draw, lowest_topk, margin
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
 
 CANDIDATES = 32  # most of a plugin
@@ -48,7 +48,7 @@ def reference(
     if "offset" in other:
         candidate_BJK = candidate_BJK + other["offset"][candidate_BJK]
     previous_B = anchor_B
-    ids, scores, ahead, laws = [], [], [], []
+    ids, scores, ahead, probs = [], [], [], []
     for step in range(steps):
         query_BA1 = (torch.nn.functional.embedding(previous_B, pred_TA) * projected_BJA[:, step]).unsqueeze(2)
         score_BK = unary_BJK[:, step] + torch.bmm(succ_BJKA[:, step], query_BA1).squeeze(2)
@@ -56,13 +56,13 @@ def reference(
         previous_B = torch.where(score_BK == best_B1, id_BK, _NO_ID).amin(-1)
         if "uniform" in other:
             at_B = (id_BK == previous_B.unsqueeze(1)).int().argmax(-1)
-            laws.append(draft_law.reference(score_BK, at_B, other["temperature"]))
-            at_B = draw.reference(laws[-1], other["uniform"][:, step])
+            probs.append(draft_probs.reference(score_BK, at_B, other["temperature"]))
+            at_B = draw.reference(probs[-1], other["uniform"][:, step])
             previous_B = id_BK.gather(1, at_B.long().unsqueeze(1)).squeeze(1)
         ids.append(previous_B)
         scores.append(best_B1)
         ahead.append(margin.reference(score_BK))
-    extra = (candidate_BJK.to(torch.int32), torch.stack(laws, 1)) if laws else ()
+    extra = (candidate_BJK.to(torch.int32), torch.stack(probs, 1)) if probs else ()
     return torch.stack(ids, 1).to(torch.int32), torch.cat(scores, 1), torch.stack(ahead, 1), *extra
 
 
@@ -74,7 +74,7 @@ class Walk:
     scores_BJ: Tensor
     margins_BJ: Tensor
     candidates_BJK: Tensor | None = None
-    laws_BJK: Tensor | None = None
+    probs_BJK: Tensor | None = None
 
 
 def native(
@@ -100,7 +100,7 @@ def native(
             if "offset" in other:
                 candidate_BJK = candidate_BJK + ops.gather(other["offset"], candidate_BJK)
             previous_B = anchor_B
-            ids, scores, ahead, laws = [], [], [], []
+            ids, scores, ahead, probs = [], [], [], []
             for step in range(steps):
                 projected_BA = ops.reshape(ops.narrow(projected_BJA, 1, step, 1), (-1, rank))
                 query_B1A = ops.reshape(ops.gather(pred_TA, previous_B) * projected_BA, (0, 1, rank))
@@ -111,15 +111,15 @@ def native(
                 id_BK = ops.reshape(ops.narrow(candidate_BJK, 1, step, 1), (-1, k))
                 previous_B = ops.reduce(ops.select(score_BK.equals(best_B1), id_BK, _NO_ID), "MIN", 1, keep=False)
                 if "uniform" in other:
-                    law_BK = draft_law.native(score_BK, _place(id_BK, previous_B), other["temperature"])
-                    at_B = draw.native(law_BK, ops.column(other["uniform"], step))
+                    probs_BK = draft_probs.native(score_BK, _place(id_BK, previous_B), other["temperature"])
+                    at_B = draw.native(probs_BK, ops.column(other["uniform"], step))
                     previous_B = ops.reshape(ops.gather_elements(id_BK, ops.reshape(at_B, (0, 1)), 1), (-1,))
-                    laws.append(ops.reshape(law_BK, (0, 1, k)))
+                    probs.append(ops.reshape(probs_BK, (0, 1, k)))
                 ids.append(ops.reshape(previous_B, (0, 1)))
                 scores.append(best_B1)
                 ahead.append(ops.reshape(margin.native(score_BK), (0, 1)))
             outputs += [ops.concat(parts, 1) for parts in (ids, scores, ahead)]
-            outputs += [candidate_BJK, ops.concat(laws, 1)] if laws else []
+            outputs += [candidate_BJK, ops.concat(probs, 1)] if probs else []
     return Walk(*outputs)
 
 
@@ -194,7 +194,7 @@ def _walk(offset: bool, drawn: bool) -> Plugin:
 
 
 OUTPUTS = {"ids_BJ": "int32", "scores_BJ": "T", "margins_BJ": "float32"}
-LAWS = {"targets_BJK": "int32", "laws_BJK": "float32"}
+LAWS = {"targets_BJK": "int32", "probs_BJK": "float32"}
 WALKS = {(offset, drawn): _walk(offset, drawn) for offset in (False, True) for drawn in (False, True)}
 NOISE = ("temperature_B", "uniform_BJ")
 REDUCED = {"V": "32_000"}  # tokens of a reduced draft vocabulary

@@ -100,11 +100,11 @@ def codes(table_VA, id_k, there_k, A: tl.constexpr, AP: tl.constexpr):
 
 
 @triton.jit
-def draw(law_k, u, KP: tl.constexpr):
+def draw(probs_k, u, KP: tl.constexpr):
     """The first place whose running sum passes u times the whole."""
     slot_k = tl.arange(0, KP)
-    sum_k = tl.cumsum(law_k, 0)
-    weighs_k = law_k > 0.0  # sums round, and must not lead to what has no weight
+    sum_k = tl.cumsum(probs_k, 0)
+    weighs_k = probs_k > 0.0  # sums round, and must not lead to what has no weight
     at = tl.min(tl.where(weighs_k & (sum_k > u * tl.max(sum_k, 0)), slot_k, KP), 0)
     return tl.minimum(at, tl.max(tl.where(weighs_k, slot_k, 0), 0))
 
@@ -124,7 +124,7 @@ def selector_walk_kernel(
     scores_BJ,
     margins_BJ,
     targets_BJK,
-    laws_BJK,
+    probs_BJK,
     J: tl.constexpr,
     JP: tl.constexpr,
     K: tl.constexpr,
@@ -148,7 +148,7 @@ def selector_walk_kernel(
     ids_j = tl.zeros([JP], tl.int32)
     scores_j = tl.zeros([JP], tl.float32)
     margins_j = tl.zeros([JP], tl.float32)
-    laws_jk = tl.zeros([JP, KP], tl.float32)
+    probs_jk = tl.zeros([JP, KP], tl.float32)
     previous = tl.load(anchor_B + block).to(tl.int64)
     for step in range(J):
         now_j = step_j == step
@@ -177,10 +177,10 @@ def selector_walk_kernel(
             heat = tl.load(temperature_B + block)
             drawn_k = tl.exp((score_k - best) / tl.where(heat == 0.0, 1.0, heat))  # 0 beyond K
             drawn_k = drawn_k / tl.sum(drawn_k, 0)
-            law_k = tl.where(heat == 0.0, ((target_k == chosen) & there_k).to(tl.float32), drawn_k)
-            at = draw(law_k, tl.load(uniform_BJ + block * J + step), KP)
+            probs_k = tl.where(heat == 0.0, ((target_k == chosen) & there_k).to(tl.float32), drawn_k)
+            at = draw(probs_k, tl.load(uniform_BJ + block * J + step), KP)
             chosen = tl.sum(tl.where(slot_k == at, target_k, 0), 0)
-            laws_jk = tl.where(now_j[:, None], law_k[None, :], laws_jk)
+            probs_jk = tl.where(now_j[:, None], probs_k[None, :], probs_jk)
         ids_j = tl.where(now_j, chosen, ids_j)
         scores_j = tl.where(now_j, best, scores_j)
         previous = chosen.to(tl.int64)
@@ -194,4 +194,4 @@ def selector_walk_kernel(
         if offset_V is not None:
             target_jk += tl.load(offset_V + target_jk, mask=there_jk, other=0)
         tl.store(targets_BJK + at_jk, target_jk, mask=there_jk)
-        tl.store(laws_BJK + at_jk, laws_jk, mask=there_jk)
+        tl.store(probs_BJK + at_jk, probs_jk, mask=there_jk)

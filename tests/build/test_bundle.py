@@ -26,7 +26,7 @@ from glmspec.build.verify import verify_folder
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import EngineError, GlmspecError, MissingCapability
 from glmspec.core.progress import Progress
-from glmspec.models.acceptance import DraftLaw
+from glmspec.models.acceptance import DraftProbs
 from glmspec.network.machine import Machine, this_machine
 from glmspec.network.trt import Backend
 from glmspec.runtime.directory import EngineDirectory
@@ -293,7 +293,7 @@ def test_a_changed_bundle_is_refused(with_kernels, tmp_path, tensorrt):
 def test_a_member_is_what_its_record_says(tmp_path):
     """Every choice that its network was authored with."""
     chosen = dict(taps=(1, 2), hidden=True, window="hf", drafts=3, sampled=True, source="hf", markov_top_k=5)
-    member = Member("dspark", tmp_path, None, q=DraftLaw(4, candidates=True), **chosen)
+    member = Member("dspark", tmp_path, None, q=DraftProbs(4, candidates=True), **chosen)
     told = {"name": "dspark", "source": "hf", **json.loads(json.dumps(member.choices))}
     assert bundle._member(told, tmp_path, None) == member
 
@@ -359,9 +359,11 @@ def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatc
         "relative",
         4,
     )
-    law = built["law"]
-    assert built["sampled"] and law["candidates"] is False and record(tmp_path / "e" / "mtp")["build_config"]["sampled"]
-    assert values["acceptance"][-1] == "reject" and record(tmp_path / "e" / "reject")["build_config"]["q"] == law
+    probs = built["law"]
+    assert (
+        built["sampled"] and probs["candidates"] is False and record(tmp_path / "e" / "mtp")["build_config"]["sampled"]
+    )
+    assert values["acceptance"][-1] == "reject" and record(tmp_path / "e" / "reject")["build_config"]["q"] == probs
     verifier = record(tmp_path / "e" / "verifier")
     outputs = {one["name"] for one in verifier["contract"]["outputs"]}
     taps = {f"tap.{tap}" for tap in verifier["build_config"]["taps"]}

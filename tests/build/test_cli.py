@@ -24,77 +24,6 @@ MOST = 12
 
 # -- the surface --------------------------------------------------------------------------------
 
-ADAPTIVE = (
-    "--adaptive-verification --enable-adaptive-verification", "--adaptive-threshold", "--cost-table",
-    "--confidence-temperatures",
-)  # fmt: skip
-DRAFTING = ("--drafter", "--no-speculation", "--verification", *ADAPTIVE)
-SAMPLING = (
-    "--temperature", "--top-k", "--top-p", "--min-p", "--seed", "--repetition-penalty", "--frequency-penalty",
-    "--presence-penalty", "--min-tokens", "--logprobs", "--stop", "--ignore-eos",
-)  # fmt: skip
-TP, EP = "--tp --tensor-parallel-size", "--ep --expert-parallel-size"
-COMMON = {"-q --quiet", "-v --verbose", "--log-file"}
-COMMANDS = {
-    "convert": {
-        "source", "-o --output", "--quant", "--recipe", "--calibration", TP, EP, "--format", "--workers",
-        "--device",
-        "--resume", "--expect-sha256", "--dry-run",
-    },
-    "calibrate": {"source", "--input", "-o --output"},
-    "verify": {"directory", "--json"},
-    "engine": {
-        "--verifier", "--drafter", "--target", "-o --output", "--max-model-len", "--max-num-seqs",
-        "--max-num-batched-tokens", "--dtype", TP, "--quant", EP, "--kv-cache-dtype",
-        "--max-cached-tokens", "--mtp", "--no-validate", "--from-bundle", "--num-speculative-tokens",
-        "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins", "--resume",
-    },
-    "validate": {
-        "source", "--verifier", "--drafter", "--target", "--max-model-len", "--max-num-seqs",
-        "--max-num-batched-tokens", "--dtype",
-        TP, "--quant", EP, "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
-        "--mtp", "--group-layers", "--cache", "--stage", "--json", "--junit", "--num-speculative-tokens",
-        "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",
-    },
-    "plugins": {
-        "--verifier", "--drafter", "--target", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens",
-        TP, "--quant", EP, "--kv-cache-dtype", "--max-cached-tokens", "--config-only",
-        "--mtp", "--num-speculative-tokens", "--drafter-window", "--draft-sampling", "--markov-top-k", "--plugins",
-        "--dtype", "--op", "-o --output", "--json",
-    },
-    "generate": {"engines", "--input", "--prompt",
-        "--chat", "-o --output", "--resume", "--stats", "--max-tokens", *SAMPLING, *DRAFTING},
-    "repo": {"engines", "-o --output", *DRAFTING},
-    "serve": {"repository", "--host", "--http-port", "--grpc-port", "--metrics-port"},
-    "inspect": {"directory", "--json"},
-}  # fmt: skip
-REQUIRED = {
-    "convert": {"source"},
-    "calibrate": {"source", "prompts", "output"},
-    "verify": {"directory"},
-    "engine": set(),  # checked by hand: --from-bundle needs none
-    "validate": set(),  # checked by hand: SOURCE or --verifier
-    "plugins": set(),  # checked by hand, as `validate`'s --target
-    "generate": {"engines", "max_tokens"},
-    "repo": {"engines", "output"},
-    "serve": {"repository"},
-    "inspect": {"directory"},
-}
-TARGETS = ["cpu", "rtx-pro-6000", "b200", "b300", "h200"]
-
-
-def test_commands_and_options_are_frozen():
-    """Scripts depend on these: adding is fine, renaming or removing is not. Change this test knowingly."""
-    found = {name: {" ".join(p.opts) for p in command.params} for name, command in main.commands.items()}
-    assert found == {name: options | COMMON for name, options in COMMANDS.items()}
-    needed = {name: {p.name for p in command.params if p.required} for name, command in main.commands.items()}
-    assert needed == REQUIRED
-
-
-def test_targets_are_frozen():
-    (target,) = (p for p in main.commands["engine"].params if p.name == "target")
-    assert isinstance(target.type, click.Choice) and list(target.type.choices) == TARGETS
-
 
 def test_every_command_and_option_has_help():
     for command in main.commands.values():
@@ -115,49 +44,20 @@ print(sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stderr.strip() == "[]"
-    assert all(f"  {command} " in result.stdout for command in COMMANDS)
+    assert all(f"  {command} " in result.stdout for command in main.commands)
 
 
 def test_help_lists_the_commands_in_the_order_of_the_work():
     lines = done("--help").stdout.splitlines()
-    assert [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]] == list(COMMANDS)
+    assert [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]] == list(main.commands)
 
 
 # -- exit codes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arguments, expected",
-    [
-        ([], "Usage"),
-        (["compile"], "compile"),
-        (["convert", "/no/such/folder", "-o", "x"], "/no/such/folder"),
-        (["convert", CHECKPOINTS / "dspark"], "--output"),
-        (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x"], "--target"),
-        (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "a100"], "a100"),
-        (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--tp", "0"], "--tp"),
-        (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--quant", "int4"], "int4"),
-        (["engine", "--verifier", CHECKPOINTS / "verifier", "-o", "x", "--target", "cpu", "--max-num-seqs", "0"], "0"),
-        (["repo", CHECKPOINTS, "-o", "x", "--no-speculation", "--drafter", "dspark"], "exclude each other"),
-        (["repo", CHECKPOINTS, "-o", "x", "--no-speculation", "--adaptive-verification"], "exclude each other"),
-        (["repo", CHECKPOINTS, "-o", "x", "--cost-table", "x"], "--cost-table: of use with --adaptive-verification"),
-        (["repo", CHECKPOINTS, "-o", "x", "--adaptive-verification", "--adaptive-threshold", "1.5"], "1.5"),
-        (["serve", CHECKPOINTS, "--http-port", "70000"], "70000"),
-    ],
-)
-def test_wrong_usage_is_exit_code_2(arguments, expected):
-    assert expected in refused(2, *arguments)
-
-
-def test_wrong_usage_of_generate_is_exit_code_2(tmp_path):
-    given = tmp_path / "prompts.jsonl"
-    given.write_text("")
-    ends = ["--input", given, "--output", tmp_path / "out"]
-    assert "exclude each other" in refused(
-        2, "generate", tmp_path, *ends, "--max-tokens", 1, "--no-speculation", "--drafter", "dspark"
-    )
-    assert "--max-tokens" in refused(2, "generate", tmp_path, *ends)
-    assert "--max-tokens" in refused(2, "generate", tmp_path, *ends, "--max-tokens", 0)
+def test_no_command_is_exit_code_2():
+    """Other wrong usage: tests/test_frozen.py."""
+    assert "Usage" in refused(2)
 
 
 def test_a_bundle_is_a_success_and_its_end_without_tensorrt_is_exit_code_3(tmp_path, monkeypatch):

@@ -67,31 +67,11 @@ def test_a_dry_run_in_hugging_face_s_layout(full_size, tmp_path):
     assert len(lines) == len(before) and "model.layers.8.eh_proj.weight" in before
 
 
-@pytest.mark.parametrize(
-    "arguments, expected",
-    [
-        (("convert", VERIFIER), "give --output, or --dry-run"),
-        (("convert", VERIFIER, "-o", "x", "--dry-run"), "give --output, or --dry-run"),
-        (("convert", VERIFIER, "-o", "x", "--quant", "int4"), "auto"),
-        (("convert", VERIFIER, "-o", "x", "--tp", 0), "--tp"),
-        (("convert", VERIFIER, "--dry-run", "--resume"), "leave --resume and --expect-sha256 out"),
-    ],
-)
-def test_wrong_usage_is_exit_code_2(arguments, expected):
-    assert expected in refused(2, *arguments)
-
-
 def test_a_dry_run_refuses_what_the_run_would(tmp_path):
     done("convert", DSPARK, "-o", tmp_path / "ck")
     assert "already a converted checkpoint" in refused(1, "convert", tmp_path / "ck", "--dry-run")
     assert "nothing to write" in refused(1, "convert", DSPARK, "--dry-run", "--format", "hf")
     assert "not divided among ranks" in refused(1, "convert", VERIFIER, "--dry-run", "--format", "hf", "--tp", 2)
-
-
-def test_quant_and_recipe_exclude_each_other(tmp_path):
-    (tmp_path / "r.json").write_text("[]")
-    arguments = ("convert", VERIFIER, "-o", tmp_path / "ck", "--quant", "fp8", "--recipe", tmp_path / "r.json")
-    assert "exclude each other" in refused(2, *arguments)
 
 
 def test_the_expected_digest(tmp_path):

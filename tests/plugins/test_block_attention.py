@@ -123,4 +123,4 @@ def test_the_cases_are_few_programs(interpreted):
 
 
 def test_they_compile_within_their_limits():
-    assert_compiles("block_attention", wide=False)
+    assert_compiles("block_attention")

@@ -108,7 +108,7 @@ def cases() -> dict[str, Case]:
 CASES = cases()
 
 
-def law_case() -> Case:
+def probs_case() -> Case:
     """One draft of many like blocks, of tokens in two splits."""
     blocks = 24
     case = walk("law", "drawn", B=blocks, J=1)
@@ -123,7 +123,7 @@ def law_case() -> Case:
     )
 
 
-LAW = law_case()
+LAW = probs_case()
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +138,10 @@ def test_the_kernels_equal_the_reference(interpreted, name):
 
 def test_drafts_follow_their_law(interpreted):
     """Uniform numbers at equal distances: each token comes as often as its probability says, to one."""
-    ids_BJ, *_, laws_BJV = interpreted["law"].outputs
+    ids_BJ, *_, probs_BJV = interpreted["law"].outputs
     found_V = torch.bincount(ids_BJ[:, 0].long(), minlength=SPLIT + 70)
     assert int(found_V.sum()) == len(ids_BJ)
-    assert (found_V - len(ids_BJ) * laws_BJV[0, 0]).abs().max() <= 1.0
+    assert (found_V - len(ids_BJ) * probs_BJV[0, 0]).abs().max() <= 1.0
     assert (found_V > 2).sum() >= 3
     assert found_V[:SPLIT].sum() > 2
     assert found_V[SPLIT:].sum() > 2

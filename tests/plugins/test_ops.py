@@ -16,7 +16,7 @@ from glmspec.network.reader import read
 from glmspec.plugins import (
     argmax,
     block_attention,
-    draft_law,
+    draft_probs,
     grouped_conv,
     index_topk,
     kv_append,
@@ -204,7 +204,7 @@ def cases() -> dict[str, Case]:
         "margin where one is left": Case(margin, {"score": torch.tensor([[0.5, -torch.inf, -torch.inf]])}),
         "margin of one score": Case(margin, {"score": rand(4, 1)}),
         "draft_law": Case(
-            draft_law,
+            draft_probs,
             {
                 "score": rand(4, 9) * 3,
                 "best": torch.tensor([3, 8, 0, 1], dtype=INT),
@@ -270,7 +270,7 @@ def markov_cases(rand: Callable, offset: torch.Tensor) -> dict[str, Case]:
 
 def sampling_cases(rand: Callable) -> dict[str, Case]:
     """The ops that begin with logits; `test_sampling_ops.py` has the adversarial ones."""
-    law = {
+    probs = {
         "logits": rand(6, 30) * 2,
         "temperature": torch.tensor([0.0, 1.0, 0.7, 1.0, 1.3, 1.0]),
         "top_k": torch.tensor([0, 0, 5, 0, 9, 0], dtype=INT),
@@ -288,9 +288,9 @@ def sampling_cases(rand: Callable) -> dict[str, Case]:
     }
     ids = torch.stack([torch.arange(9), torch.arange(9).flip(0)]).to(INT)
     return {
-        "sample": Case(sample, {**law, "u": torch.linspace(0.05, 0.95, 6)}),
-        "reject": Case(reject, {**law, **blocks, "q": (rand(2, 30)).softmax(-1)}),
-        "reject, candidates": Case(reject, {**law, **blocks, "q": (rand(2, 9)).softmax(-1), "q_ids": ids}),
+        "sample": Case(sample, {**probs, "u": torch.linspace(0.05, 0.95, 6)}),
+        "reject": Case(reject, {**probs, **blocks, "q": (rand(2, 30)).softmax(-1)}),
+        "reject, candidates": Case(reject, {**probs, **blocks, "q": (rand(2, 9)).softmax(-1), "q_ids": ids}),
     }
 
 

@@ -20,10 +20,10 @@ INT = torch.int32
 Q_KINDS = ("whole", "candidates", "one-hot")
 
 
-def blocks(law: str, kind: str, verify_blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def blocks(probs: str, kind: str, verify_blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Accepted drafts [DRAWS], and three tokens each [DRAWS, 3]."""
     g = torch.Generator().manual_seed(3)
-    p_VV, (q_VK, ids_VK) = target(law), drafter(kind)
+    p_VV, (q_VK, ids_VK) = target(probs), drafter(kind)
     path = [torch.zeros(DRAWS, dtype=torch.long)]  # the anchor is token 0
     for _ in range(DRAFTS):
         column = draw.reference(q_VK[path[-1]], torch.rand(DRAWS, generator=g)).long()
@@ -44,12 +44,12 @@ def blocks(law: str, kind: str, verify_blocks: bool) -> tuple[torch.Tensor, torc
     return accepted, tokens
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("probs", LAWS)
 @pytest.mark.parametrize("kind", Q_KINDS)
 @pytest.mark.parametrize("verify_blocks", [False, True], ids=["standard", "block"])
-def test_emitted_tokens_follow_the_target(law, kind, verify_blocks):
-    accepted, tokens = blocks(law, kind, verify_blocks)
-    assert distance(torch.cat([torch.zeros(DRAWS, 1).long(), tokens], 1), target(law)) < 4.5
+def test_emitted_tokens_follow_the_target(probs, kind, verify_blocks):
+    accepted, tokens = blocks(probs, kind, verify_blocks)
+    assert distance(torch.cat([torch.zeros(DRAWS, 1).long(), tokens], 1), target(probs)) < 4.5
     assert 0 < accepted.double().mean() < DRAFTS
 
 
@@ -101,7 +101,9 @@ def test_tokens_from_the_kernels_follow_the_target():
     """A draft that falls leaves the last token to a stretch of the lattice, whose shares are right to two steps."""
     found = interpret({"block": lattice(1)})["block"]
     assert found.programs < PROGRAMS
-    law_KV = torch.stack([torch.bincount(of.long(), minlength=5) / STEPS for of in found.outputs[1][:, 0].split(STEPS)])
-    torch.testing.assert_close(Q @ law_KV, P, atol=2 / STEPS, rtol=0)
+    probs_KV = torch.stack(
+        [torch.bincount(of.long(), minlength=5) / STEPS for of in found.outputs[1][:, 0].split(STEPS)]
+    )
+    torch.testing.assert_close(Q @ probs_KV, P, atol=2 / STEPS, rtol=0)
     accepted_K = torch.stack([of.float().mean() for of in found.outputs[0].split(STEPS)])
     torch.testing.assert_close(accepted_K, (P[IDS[0].long()] / Q).clamp(max=1), atol=1 / STEPS, rtol=0)

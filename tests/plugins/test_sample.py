@@ -12,7 +12,7 @@ import torch
 from support.compiled import assert_compiles
 from support.faces import PROGRAMS, Case, assert_agree, example, interpret, reference
 
-from glmspec.plugins import draw, sampling_law
+from glmspec.plugins import draw, target_probs
 from glmspec.plugins.sample import SPLIT
 
 INF = float("inf")
@@ -28,7 +28,7 @@ SETTINGS = [
 
 def sums(inputs: list[torch.Tensor]) -> torch.Tensor:
     """Running sums of the law, float64 [R, V], of a whole of 1."""
-    sum_RV = sampling_law.reference(*inputs).double().cumsum(1)
+    sum_RV = target_probs.reference(*inputs).double().cumsum(1)
     return sum_RV / sum_RV[:, -1:]
 
 
@@ -126,20 +126,20 @@ def test_the_kernels_equal_the_reference(interpreted, name):
 def test_tokens_come_as_often_as_the_law_says(interpreted):
     """On an even grid of numbers the shares are the chances, to one step of the grid."""
     given = grid_case(28).inputs
-    law_V = sampling_law.reference(*given[:5])[0]
-    shares_V = torch.bincount(interpreted["grid"].outputs[0].long(), minlength=len(law_V)) / 28
-    assert (law_V == 0).any() and (shares_V[law_V == 0] == 0).all()
-    assert (shares_V - law_V).abs().max() <= 1 / 28
+    probs_V = target_probs.reference(*given[:5])[0]
+    shares_V = torch.bincount(interpreted["grid"].outputs[0].long(), minlength=len(probs_V)) / 28
+    assert (probs_V == 0).any() and (shares_V[probs_V == 0] == 0).all()
+    assert (shares_V - probs_V).abs().max() <= 1 / 28
 
 
 def test_where_the_token_changes_it_is_one_of_the_two(interpreted):
     """A differing token is the neighbour in the running sum, and one that the law has."""
     given = edge_case().inputs
-    law_RV, u_R = sampling_law.reference(*given[:5]).double(), given[5]
-    neighbours = [draw.reference(law_RV, (u_R.double() + by).clamp(0, 1)).tolist() for by in (-NEAR, NEAR)]
+    probs_RV, u_R = target_probs.reference(*given[:5]).double(), given[5]
+    neighbours = [draw.reference(probs_RV, (u_R.double() + by).clamp(0, 1)).tolist() for by in (-NEAR, NEAR)]
     found = interpreted["edges"].outputs[0].tolist()
     assert all(token in pair for token, pair in zip(found, zip(*neighbours, strict=True), strict=True))
-    assert all(law_RV[0, token] > 0 for token in found) and len(set(found)) > 3
+    assert all(probs_RV[0, token] > 0 for token in found) and len(set(found)) > 3
 
 
 def test_the_cases_are_few_programs(interpreted):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.networks import run
 
-from glmspec.plugins import accept, adjust, draw, reject, sampling_law
+from glmspec.plugins import accept, adjust, draw, reject, target_probs
 
 INT = torch.int32
 INF = float("inf")
@@ -85,11 +85,11 @@ def test_the_law_is_its_definition(kind):
         name: torch.tensor(column, dtype=INT if name == "k" else torch.float32)
         for name, column in zip(("t", "k", "p", "m"), columns, strict=True)
     }
-    expected, found = both(sampling_law, inputs)
+    expected, found = both(target_probs, inputs)
     truth = torch.stack([by_definition(row, *setting) for row, setting in zip(z, SETTINGS, strict=True)])
-    for law in (expected[0], found[0]):
-        torch.testing.assert_close(law.double(), truth, rtol=1e-5, atol=1e-7)
-        assert torch.equal(law > 0, truth.float() > 0)
+    for probs in (expected[0], found[0]):
+        torch.testing.assert_close(probs.double(), truth, rtol=1e-5, atol=1e-7)
+        assert torch.equal(probs > 0, truth.float() > 0)
 
 
 # -- adjust -------------------------------------------------------------------------------------------

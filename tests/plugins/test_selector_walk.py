@@ -89,7 +89,7 @@ def test_the_kernels_equal_the_reference(interpreted, name):
     assert_agree(CASES[name], interpreted[name].outputs, reference(CASES[name]))
 
 
-def law_case() -> Case:
+def probs_case() -> Case:
     """One draft of many like blocks."""
     case = walk("law", "drawn", k=5, B=40, J=1, V=40, A=4)
     case.inputs[:3] = (x[:1].expand_as(x).contiguous() for x in case.inputs[:3])
@@ -98,15 +98,15 @@ def law_case() -> Case:
     return case
 
 
-LAW = law_case()
+LAW = probs_case()
 
 
 def test_drafts_follow_their_law(interpreted):
     """Uniform numbers at equal distances: each candidate comes as often as its probability says, to one."""
-    ids_BJ, _, _, targets_BJK, laws_BJK = interpreted["law"].outputs
+    ids_BJ, _, _, targets_BJK, probs_BJK = interpreted["law"].outputs
     found_K = (ids_BJ == targets_BJK[0, 0]).sum(0)
     assert int(found_K.sum()) == 40
-    assert (found_K - 40 * laws_BJK[0, 0]).abs().max() <= 1.0
+    assert (found_K - 40 * probs_BJK[0, 0]).abs().max() <= 1.0
     assert (found_K > 2).sum() >= 3
 
 

@@ -142,4 +142,4 @@ def test_the_cases_are_few_programs(interpreted):
 
 
 def test_they_compile_within_their_limits():
-    assert_compiles("sparse_mla", wide=False)
+    assert_compiles("sparse_mla")

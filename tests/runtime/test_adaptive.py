@@ -251,8 +251,8 @@ def answers(engine: Engine, requests: list[Request], costs: CostTable) -> tuple[
         estimates = Confidence() if engine.drafter.confident else Margins(engine.drafter.num_drafts)
         engine.loop.adaptive = AdaptiveVerification(estimates, costs)
     verified, judge = [], engine.loop.acceptance.judge
-    engine.loop.acceptance.judge = lambda logits, ballots, law: (
-        verified.append([len(ballot.drafts) for ballot in ballots]) or judge(logits, ballots, law)
+    engine.loop.acceptance.judge = lambda logits, ballots, probs: (
+        verified.append([len(ballot.drafts) for ballot in ballots]) or judge(logits, ballots, probs)
     )
     try:
         jobs = answer_all(engine, requests)

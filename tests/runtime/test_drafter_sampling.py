@@ -158,9 +158,9 @@ def test_laws_and_noise_are_there_only_when_asked_for(converted, name):
         ("draft_temperature", ("B",)), ("draft_uniform", ("B", config.num_drafts)),
     ]  # fmt: skip
     columns = config.selector.top_k if config.selector else config.draft_vocab_size
-    laws = {spec.name: (spec.dtype, spec.dims) for spec in asked.outputs if spec not in plain.outputs}
+    probs = {spec.name: (spec.dtype, spec.dims) for spec in asked.outputs if spec not in plain.outputs}
     expected = {"q": ("float32", ("B", config.num_drafts, columns))}
     if config.selector or config.reduced_vocabulary:
         expected["q_ids"] = ("int32", ("B", config.num_drafts, columns))
-    assert laws == expected
+    assert probs == expected
     assert set(NAMES) <= VARIANTS.keys() and f"{name}/scores" in TENSORS

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import torch
 
-from glmspec.models.acceptance import DraftLaw, Greedy, Logprobs, Rejection, Sampled
+from glmspec.models.acceptance import DraftProbs, Greedy, Logprobs, Rejection, Sampled
 from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.accept import Acceptance
@@ -69,7 +69,7 @@ def resident() -> int:
 
 
 def test_memory_is_flat():
-    networks = (Greedy(CONFIG), Sampled(CONFIG), Logprobs(CONFIG), Rejection(CONFIG, DraftLaw(VOCAB, False)))
+    networks = (Greedy(CONFIG), Sampled(CONFIG), Logprobs(CONFIG), Rejection(CONFIG, DraftProbs(VOCAB, False)))
     net_config = NetworkConfig(compute="float32")
     judges = {tree.name: Model(CONFIG, LIMITS, net_config, [{}], tree=tree) for tree in networks}
     loop = SpeculativeLoop(Verifier(), Drafter(), Acceptance(judges, LIMITS), LIMITS)

@@ -116,7 +116,7 @@ def random_engines(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def law(random_engines) -> torch.Tensor:
+def probs(random_engines) -> torch.Tensor:
     """The second token's law after PROMPT, over every first token, from the verifier's logits alone."""
     engine = Engine(random_engines, speculate=False)
     limits, vocab = engine.limits, engine.verifier.config.vocab_size
@@ -136,7 +136,7 @@ def law(random_engines) -> torch.Tensor:
     ("drafter", "method"),
     [("dspark", "standard"), ("dspark", "block"), ("dflash2", "block"), ("dspark-2", "standard")],
 )
-def test_the_second_token_has_its_law(random_engines, law, drafter, method):
+def test_the_second_token_has_its_law(random_engines, probs, drafter, method):
     """The first token comes from the prompt's row, the second from a block: 1,500 seeds, through the whole engine."""
     engine = Engine(random_engines, drafter, verification=method)
     requests = [
@@ -144,8 +144,8 @@ def test_the_second_token_has_its_law(random_engines, law, drafter, method):
         for seed in range(DRAWS)
     ]
     jobs = answer_all(engine, requests)
-    counts = torch.bincount(torch.tensor([job.answer.tokens[1] for job in jobs]), minlength=len(law)).double()
-    expected = law * DRAWS
+    counts = torch.bincount(torch.tensor([job.answer.tokens[1] for job in jobs]), minlength=len(probs)).double()
+    expected = probs * DRAWS
     some = expected > 5
     rest = (counts[~some].sum() - expected[~some].sum()) ** 2 / expected[~some].sum()
     chi, freedom = ((counts - expected) ** 2 / expected)[some].sum() + rest, int(some.sum())

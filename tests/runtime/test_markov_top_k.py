@@ -108,8 +108,8 @@ def test_the_engine_answers_the_same(tmp_path, sampling):
     assert answer.tokens == expected.tokens and stats.num_accepted > 0
     build = json.loads((tmp_path / "few" / "dspark" / "config.json").read_text())["build_config"]
     assert build["markov_top_k"] == 4
-    law = {"columns": 4, "candidates": True} if sampling == "probabilistic" else None
-    assert build["law"] == law
+    probs = {"columns": 4, "candidates": True} if sampling == "probabilistic" else None
+    assert build["law"] == probs
     assert (
         json.loads((tmp_path / "few" / "dflash2" / "config.json").read_text())["build_config"]["markov_top_k"] is None
     )

@@ -19,7 +19,7 @@ from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import EngineError
 from glmspec.core.progress import Progress
-from glmspec.models.acceptance import DraftLaw, Rejection
+from glmspec.models.acceptance import DraftProbs, Rejection
 from glmspec.models.mtp import Mtp
 from glmspec.network.config import NetworkConfig
 from glmspec.plugins import draw
@@ -259,7 +259,7 @@ def test_drafts_margins_and_laws_are_the_module_s(models, running, sampled):
                 sequence.told = start + count + 1
         found = propose(drafter, step, wanted)
         assert [len(one) for one in found.ids] == [3] * len(wanted)
-        assert found.signal.shape == (len(wanted), 3) and ("q" in found.law) == sampled
+        assert found.signal.shape == (len(wanted), 3) and ("q" in found.probs) == sampled
         for place, draft, logits in expected(step, wanted, found.ids):
             best = logits.topk(2).values
             assert found.signal[place, draft].item() == pytest.approx((best[0] - best[1]).item(), abs=2e-3)
@@ -268,13 +268,13 @@ def test_drafts_margins_and_laws_are_the_module_s(models, running, sampled):
                 assert chosen == logits.argmax()
             if not sampled:
                 continue
-            law = found.law["q"][found.law_rows(place, 3)[draft]]
+            probs = found.probs["q"][found.q_rows(place, 3)[draft]]
             if heat:
-                torch.testing.assert_close(law.double(), (logits.double() / heat).softmax(0), rtol=1e-2, atol=1e-4)
+                torch.testing.assert_close(probs.double(), (logits.double() / heat).softmax(0), rtol=1e-2, atol=1e-4)
                 numbers, _, _ = wanted[place].noise.block(wanted[place].told - 1, 3)
-                assert chosen == draw.reference(law[None], torch.tensor(numbers[draft : draft + 1])).item()
+                assert chosen == draw.reference(probs[None], torch.tensor(numbers[draft : draft + 1])).item()
             else:
-                assert law[chosen] == law.sum() == 1
+                assert probs[chosen] == probs.sum() == 1
 
 
 def test_the_law_of_small_and_large_temperatures(models, running):
@@ -293,8 +293,8 @@ def test_the_law_of_small_and_large_temperatures(models, running):
     logits_RV = out["logits"].double()
     for row, heat in enumerate(heat_R.tolist()):
         one_hot = torch.nn.functional.one_hot(logits_RV[row].argmax(), logits_RV.shape[1]).double()
-        law = (logits_RV[row] / heat).softmax(0) if heat else one_hot
-        torch.testing.assert_close(out["q"][row].double(), law, rtol=1e-4, atol=1e-6)
+        probs = (logits_RV[row] / heat).softmax(0) if heat else one_hot
+        torch.testing.assert_close(out["q"][row].double(), probs, rtol=1e-4, atol=1e-6)
 
 
 def test_drafts_that_no_answer_can_hold_stay_in_the_sequence_s_pages(models, running):
@@ -321,7 +321,7 @@ def test_drawn_drafts_beside_greedy_ones(folder, requests, plain, method):
     config = engine.verifier.config
     weights = engine.drafter.model.weights[0] | engine.verifier.weights[0]
     net_config = NetworkConfig(compute="float32")
-    tree = Rejection(config, DraftLaw(config.vocab_size, False))
+    tree = Rejection(config, DraftProbs(config.vocab_size, False))
     judges = {name: engine._load_judge(name) for name in engine.directory.acceptance}
     judges["reject"] = Model(config, engine.limits, net_config, [{}], tree=tree)
     module = Model(config, engine.limits, net_config, [weights], tree=Mtp(config, sampled=True))

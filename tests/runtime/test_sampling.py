@@ -121,9 +121,9 @@ def test_the_next_token_has_the_law_of_the_verifier_s_logits(engines, requests):
     z = seen["out"]["logits"][0].double() / 3.0
     order = z.argsort(descending=True)
     keep = order[: int((z.softmax(0)[order].cumsum(0) < 0.95).sum()) + 1]
-    law = torch.zeros_like(z)
-    law[keep] = z[keep].softmax(0)
-    counts = torch.zeros_like(law)
+    probs = torch.zeros_like(z)
+    probs[keep] = z[keep].softmax(0)
+    counts = torch.zeros_like(probs)
     for start in range(0, seeds, 1000):
         ballots = []
         for seed in range(start, start + 1000):
@@ -131,10 +131,10 @@ def test_the_next_token_has_the_law_of_the_verifier_s_logits(engines, requests):
             ballots.append(Ballot(Sequence(seeded, None, 0, SpecStats(0)), ()))
         logits = {"logits": seen["out"]["logits"][:1].expand(1000, -1)}
         verdicts = engine.loop.acceptance.judge(logits, ballots, {})
-        counts += torch.bincount(torch.tensor([one.tokens[0] for one in verdicts]), minlength=len(law))
-    assert counts[law == 0].sum() == 0
-    some = law * seeds > 5
-    chi = ((counts[some] - law[some] * seeds) ** 2 / (law[some] * seeds)).sum()
+        counts += torch.bincount(torch.tensor([one.tokens[0] for one in verdicts]), minlength=len(probs))
+    assert counts[probs == 0].sum() == 0
+    some = probs * seeds > 5
+    chi = ((counts[some] - probs[some] * seeds) ** 2 / (probs[some] * seeds)).sum()
     freedom = int(some.sum()) - 1
     assert freedom > 10 and (chi - freedom) / (2 * freedom) ** 0.5 < 4.5
 

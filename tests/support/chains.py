@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from glmspec.plugins import sampling_law
+from glmspec.plugins import target_probs
 
 V = 6
 # Temperature, top-k, top-p, min-p of the target.
@@ -19,12 +19,12 @@ LAWS = {
 }
 
 
-def target(law: str) -> torch.Tensor:
+def target(probs: str) -> torch.Tensor:
     """[V, V]: the next token's law after each token."""
-    t, k, p, m = LAWS[law]
+    t, k, p, m = LAWS[probs]
     z = torch.randn(V, V, generator=torch.Generator().manual_seed(1)) * 1.2
     full = torch.full((V,), 1.0)
-    return sampling_law.reference(z, full * t, (full * k).to(torch.int32), full * p, full * m)
+    return target_probs.reference(z, full * t, (full * k).to(torch.int32), full * p, full * m)
 
 
 def drafter(kind: str) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,17 +17,42 @@ from glmspec.plugins.compiler import SMS, Compiled, Variant, compile_variant
 from glmspec.plugins.variants import real_variants
 
 ROOT = Path(__file__).resolve().parents[2]
+PTX = ROOT / "tests" / "data" / "ptx.json"  # SHA-256 of each variant's PTX, by the variant's name: see `freeze.py`
 _WIDTHS = {"*": ".u64", "i": ".u32"}
+_NARROW = ("block_attention", "sparse_mla")  # in float32 their kernels do not take the full size
 
 
-def assert_compiles(op: str, wide: bool = True) -> None:
-    """bfloat16 for every SM, float32 for one (where it is taken at full size: `wide`): no spill, little shared memory,
-    PTX of the variant's parameters."""
+def variants_of(op: str) -> list[Variant]:
+    """bfloat16 for every SM, float32 for one (where it is taken at full size)."""
     variants = [one for sm in SMS for one in real_variants(OPS[op], sm)]
-    variants += real_variants(OPS[op], "SM100", "float32") if wide else []
+    variants += real_variants(OPS[op], "SM100", "float32") if op not in _NARROW else []
+    return list(dict.fromkeys(variants))
+
+
+def every_variant() -> list[Variant]:
+    """Those of all ops, each once: some ops share a plugin."""
+    return list(dict.fromkeys(variant for op, one in OPS.items() if one.plugins for variant in variants_of(op)))
+
+
+def assert_compiles(op: str) -> None:
+    """No spill, little shared memory, PTX of the variant's parameters, the PTX that it was."""
+    variants = variants_of(op)
     assert {one.plugin.id for one in variants} == {plugin.id for plugin in OPS[op].plugins}
-    for variant in dict.fromkeys(variants):
-        assert_sound(compile_variant(variant))
+    compiled = [compile_variant(variant) for variant in variants]
+    for one in compiled:
+        assert_sound(one)
+    assert_frozen(compiled)
+
+
+def assert_frozen(compiled: list[Compiled]) -> None:
+    """PTX has no line and no path of its source, so it is the same text wherever a kernel's file lies. It is another
+    Triton's right to write another; constraints.txt has the one whose text is kept."""
+    pinned = re.search(r"^triton==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
+    if version("triton") != pinned:
+        pytest.skip(f"PTX is compared with that of Triton {pinned}, and Triton {version('triton')} is installed")
+    kept = json.loads(PTX.read_text())
+    for one in compiled:
+        assert one.sha256 == kept[one.variant.name], f"{one.variant.name} on {one.variant.sm}: other PTX than it was"
 
 
 def assert_sound(one: Compiled) -> None:

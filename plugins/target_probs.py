@@ -32,11 +32,11 @@ def reference(
     """Probabilities float32 [R, V]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R]. 0 is no top-k or min-p,
     1 no top-p."""
     logits_RV = logits_RV.float()
-    law_RV = torch.zeros_like(logits_RV)
+    probs_RV = torch.zeros_like(logits_RV)
     greedy_R = temperature_R == 0
-    law_RV[greedy_R, logits_RV[greedy_R].argmax(-1)] = 1.0
+    probs_RV[greedy_R, logits_RV[greedy_R].argmax(-1)] = 1.0
     if bool(greedy_R.all()):
-        return law_RV
+        return probs_RV
     heat_R1 = torch.where(greedy_R, 1.0, temperature_R).unsqueeze(1)
     z_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / heat_R1
     cutoff_R1 = min_p_R.log().unsqueeze(1)
@@ -53,7 +53,7 @@ def reference(
         cutoff_R1 = torch.maximum(cutoff_R1, nucleus_R1)
     weight_RV = torch.where(z_RV >= cutoff_R1, z_RV.exp(), 0.0)
     sampled_RV = weight_RV / weight_RV.sum(-1, keepdim=True)
-    return torch.where(greedy_R.unsqueeze(1), law_RV, sampled_RV)
+    return torch.where(greedy_R.unsqueeze(1), probs_RV, sampled_RV)
 
 
 def native(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ OP = Op(
         "top_p_R": "float32",
         "min_p_R": "float32",
     },
-    outputs={"law_RV": "float32"},
+    outputs={"probs_RV": "float32"},
     reference=reference,
     native="part of sampling and rejection",
 )

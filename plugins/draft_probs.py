@@ -39,7 +39,7 @@ def native(score_NV: Tensor, best_N: Tensor, temperature_N: Tensor) -> Tensor:
 OP = Op(
     name="draft_law",
     inputs={"score_NV": "T", "best_N": "int32", "temperature_N": "float32"},
-    outputs={"law_NV": "float32"},
+    outputs={"probs_NV": "float32"},
     reference=reference,
     native="the walks' kernels make their own; a plain DFlash block's is one softmax, which TensorRT has a layer for",
 )
