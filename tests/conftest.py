@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.compiled import keep_compiled
+from support.durations import Durations
 from support.engines import keep_networks
 from support.models import ASSETS, GOLDENS
 from support.shared import Shared
@@ -73,3 +74,7 @@ def golden_engines(shared) -> Path:
 def build_golden(out: Path) -> None:
     drafters = [GOLDENS / "checkpoints" / name for name in ("dspark", "dflash2", "dspark_redvocab")]
     build_engines(GOLDENS / "checkpoints" / "verifier", drafters, TARGETS["cpu"], BuildOptions(), out, Progress())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations())
