@@ -17,6 +17,8 @@ from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 
+CACHE = Path(__file__).parents[1] / ".cache" / "tests"  # by content: what changes has another name
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
@@ -47,10 +49,10 @@ def networks_once(networks) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def compiled_once(shared) -> Iterator[None]:
-    """A kernel is compiled once a run. Tests of the compiler itself replace this fixture by one of their own."""
+def compiled_once() -> Iterator[None]:
+    """A kernel is compiled once, by the first run that needs it. Tests of the compiler itself replace this fixture."""
     with pytest.MonkeyPatch.context() as patch:
-        keep_compiled(shared.home, patch)
+        keep_compiled(CACHE, patch)
         yield
 
 

@@ -73,14 +73,24 @@ def assert_sound(one: Compiled) -> None:
 
 def keep_compiled(home: Path, patch: pytest.MonkeyPatch) -> None:
     """What was compiled is kept in `home` and read from there when the same kernel, with all that it calls, is to be
-    compiled for the same GPU, numbers, types and warps. What the compiler checks afterwards, it checks each time."""
-    compile_now = compiler._compile
+    compiled for the same GPU, numbers, types and warps by the same code. What is checked afterwards, is each time."""
+    compile_now, home = compiler._compile, home / "compiled"
+    home.mkdir(parents=True, exist_ok=True)
+    code = sha256(Path(compiler.__file__).read_bytes()).hexdigest()
 
     def compile_or_read(variant: Variant, warps: int, stages: int) -> Compiled:
         kernel = compiler.kernel_of(variant.plugin)
         if not hasattr(kernel, "cache_key"):  # interpreted, which is refused
             return compile_now(variant, warps, stages)
-        what = (kernel.cache_key, variant.plugin.id, variant.sm, variant.constants, [*variant.parameters.items()])
+        what = (
+            code,
+            compiler.triton().__version__,
+            kernel.cache_key,
+            variant.plugin.id,
+            variant.sm,
+            variant.constants,
+            [*variant.parameters.items()],
+        )
         path = home / f"{sha256(repr((*what, warps, stages)).encode()).hexdigest()}.compiled"
         if path.exists():
             return Compiled(variant=variant, **pickle.loads(path.read_bytes()))
