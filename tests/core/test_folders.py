@@ -236,6 +236,21 @@ def test_a_run_killed_between_its_two_renames_loses_no_older_folder(out):
     assert whole(out)
 
 
+@pytest.mark.parametrize("maker", MAKERS)
+def test_an_older_folder_comes_back_when_the_new_one_cannot_take_its_place(out, maker, monkeypatch):
+    make(maker, out)
+
+    def rename(source, target, **options):
+        if Path(target) == out and whole(Path(source), "two"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(source))
+        return RENAME(source, target, **options)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises((GlmspecError, OSError)):
+        make(maker, out, "two")
+    assert whole(out)
+
+
 def test_a_folder_that_comes_meanwhile_is_not_replaced(out):
     with pytest.raises(GlmspecError, match="not a folder that glmspec wrote"), new_folder(out, CHECKPOINT) as folder:
         fill(folder)
