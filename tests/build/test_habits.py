@@ -13,11 +13,13 @@ import click
 import pytest
 from rich.table import Table
 from support.cli import done, refused, run
+from support.compiled import COMPILE
 from support.models import ASSETS, GOLDENS, edit_checkpoint
 
 from glmspec.build.cli import main
 from glmspec.build.cli_base import COMMON, Count
 from glmspec.core.progress import RichProgress
+from glmspec.plugins import compiler
 from glmspec.runtime.directory import EngineDirectory
 
 CHECKPOINTS = GOLDENS / "checkpoints"
@@ -374,8 +376,9 @@ def test_verify_in_json(made, tmp_path):
     assert not found["ok"] and "rank0.safetensors" in found["error"]
 
 
-def test_plugins_in_json():
+def test_plugins_in_json(monkeypatch):
     pytest.importorskip("triton")
+    monkeypatch.setattr(compiler, "_compile", COMPILE)
     found = as_json("plugins", "--target", "b200", "--op", "argmax")
     assert found["compute_capability"] == "SM100" and found["seconds"] > 0
     for one in found["kernels"]:
