@@ -275,6 +275,16 @@ def test_room_is_that_of_the_disk_on_which_the_bytes_will_lie(out, monkeypatch):
     assert [path.parent for path in asked] == [out] and os.listdir(out) == []
 
 
+def test_what_is_there_needs_no_room_again(out, monkeypatch):
+    with pytest.raises(ValueError), resumable_folder(out, CHECKPOINT, needed=2000) as folder:
+        fill(folder, "x" * 800)
+        raise ValueError
+    usage = folders.shutil.disk_usage(out.parent)
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    make("resumable", out, needed=2000, resume=True)
+    assert whole(out)
+
+
 def test_an_interrupt_says_how_to_go_on(out):
     for error, says in ((KeyboardInterrupt, str(out)), (OSError(errno.ENOSPC, "full"), f"{out}: cannot be written")):
         there = out.with_name(".out.unfinished").exists()
