@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import subprocess
 import sys
@@ -76,9 +75,10 @@ class Imports:
         words = {Path(file).name for file in changed if not file.endswith(".py")}
         naming = {file for file in self.files if any(word in (self.root / file).read_text("utf-8") for word in words)}
         distance = dict.fromkeys(changed, 0) | dict.fromkeys(naming - changed, 1)
-        for file in [file for file in changed if file.endswith("conftest.py")]:  # all that lies below
-            below = {one for one in self.files if one.startswith(f"{Path(file).parent}/")}
-            distance |= {one: distance.get(one, 1) for one in below}
+        for folder in [
+            f"{Path(file).parent}/" for file in changed if file.endswith("conftest.py")
+        ]:  # all that lies below
+            distance = {file: 1 for file in self.files if file.startswith(folder)} | distance
         front = set(distance)
         while front:
             front = {file for file in self.files - set(distance) if self.needs(file) & front}
@@ -109,13 +109,12 @@ def chosen(distance: dict[str, int], durations: dict[str, float]) -> tuple[list[
 
 def main() -> None:
     """Print the files to run; what is left out goes to standard error."""
-    changed = changed_files(ROOT)
-    there = {file for file in changed if (ROOT / file).exists()}
-    took, left = chosen(Imports(ROOT).reaching(there), json.loads((ROOT / DURATIONS).read_text()))
+    changed = {file for file in changed_files(ROOT) if (ROOT / file).exists()}
+    took, left = chosen(Imports(ROOT).reaching(changed), json.loads((ROOT / DURATIONS).read_text()))
     print(f"{len(changed)} changed files, {len(took)} test files that reach them", file=sys.stderr)
     if left:
         print(f"no time for {len(left)} more, run them before you hand in: {' '.join(left)}", file=sys.stderr)
-    print(*took, sep=os.linesep)
+    sys.stdout.writelines(f"{file}\n" for file in took)
 
 
 if __name__ == "__main__":
