@@ -1,9 +1,9 @@
 """The test files that a change reaches: what `scripts/test --quick` hands to pytest.
 
-Changed is what differs from the commit where this branch left main, and what is not committed. A test file reaches the
-modules that it imports, those that these import, and so on; imports inside of functions and modules that a text names
-("glmspec.build.cli") count too, and of a conftest.py those whose fixtures it names. A file that is no Python is reached
-by whatever names it. Nearest first, as many files as fit into the time; the others are told.
+Changed is what differs from the commit where this branch left main, committed or not. A test file reaches the modules
+that it imports, late or not, or that a text of it names ("glmspec.build.cli"), those that these import, and so on; and
+of a conftest.py, if it names one of its fixtures. What is no Python is reached by whatever names it. Nearest first, as
+many files as fit into the time; the others are told.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DURATIONS = "tests/durations.json"  # seconds of a test file (support/durations.py)
-UNKNOWN = 0.5  # seconds of a file that is not in it
-FILE_MAX, SUM_MAX = 15.0, 80.0  # seconds of one file, and of all on two processes
+UNKNOWN, FILE_MAX, SUM_MAX = 0.5, 15.0, 80.0  # seconds: of a file not in it, of one file, of all on two processes
 _MODULE = re.compile(r"\b(?:glmspec|support|tiny)(?:\.\w+)+")
 
 
@@ -60,14 +59,14 @@ class Imports:
         found = {self._modules[name] for name in parents if name in self._modules}
         if file.startswith("tests/"):
             words = set(re.findall(r"\w+", text))
-            conftests = [str(Path(folder, "conftest.py")) for folder in Path(file).parents]
-            found |= {one for one in conftests if one in self.files and words & self._fixtures(one)}
+            conftests = {str(Path(folder, "conftest.py")) for folder in Path(file).parents} & self.files
+            found |= {one for one in conftests if words & self._fixtures(one)}
         return found - {file}
 
     def _fixtures(self, conftest: str) -> set[str]:
         """Fixtures that a test must name to get."""
         body = ast.parse((self.root / conftest).read_text(encoding="utf-8")).body
-        made = [node for node in body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+        made = [node for node in body if getattr(node, "decorator_list", None)]
         return {node.name for node in made if "autouse" not in ast.unparse(node.decorator_list[0])}
 
     def reaching(self, changed: set[str]) -> dict[str, int]:
@@ -88,8 +87,7 @@ class Imports:
 
 def _name(path: Path) -> str:
     """What a file is imported as: a module of the package, or one below tests/ or scripts/."""
-    parts = path.with_suffix("").parts
-    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    parts = (path.parent if path.name == "__init__.py" else path.with_suffix("")).parts
     if parts[:1] in (("tests",), ("scripts",)):
         return ".".join(parts[1:]) or parts[0]
     return ".".join(("glmspec", *parts))
@@ -101,9 +99,9 @@ def chosen(distance: dict[str, int], durations: dict[str, float]) -> tuple[list[
     took, left, total = [], [], 0.0
     for file in sorted(tests, key=lambda file: (distance[file], durations.get(file, UNKNOWN))):
         seconds = durations.get(file, UNKNOWN)
-        fits = seconds <= FILE_MAX and total + seconds <= SUM_MAX
+        if fits := seconds <= FILE_MAX and total + seconds <= SUM_MAX:
+            total += seconds
         (took if fits else left).append(file)
-        total += seconds if fits else 0
     return took, left
 
 
