@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from support.compiled import keep_compiled
+from support.durations import Durations
+from support.engines import keep_networks
 from support.models import ASSETS, GOLDENS
 from support.shared import Shared
 
 from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
+
+CACHE = Path(__file__).parents[1] / ".cache" / "tests"  # by content: what changes has another name
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -30,11 +34,25 @@ def shared(tmp_path_factory) -> Iterator[Shared]:
     made.check()
 
 
+@pytest.fixture(scope="session")
+def networks() -> dict:
+    """Networks of engine directories that were loaded in this process."""
+    return {}
+
+
 @pytest.fixture(autouse=True, scope="module")
-def compiled_once(shared) -> Iterator[None]:
-    """A kernel is compiled once a run. Tests of the compiler itself replace this fixture by one of their own."""
+def networks_once(networks) -> Iterator[None]:
+    """An engine directory's network is authored and read once a process."""
     with pytest.MonkeyPatch.context() as patch:
-        keep_compiled(shared.home, patch)
+        keep_networks(networks, patch)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once() -> Iterator[None]:
+    """A kernel is compiled once, by the first run that needs it. Tests of the compiler itself replace this fixture."""
+    with pytest.MonkeyPatch.context() as patch:
+        keep_compiled(CACHE, patch)
         yield
 
 
@@ -58,3 +76,7 @@ def golden_engines(shared) -> Path:
 def build_golden(out: Path) -> None:
     drafters = [GOLDENS / "checkpoints" / name for name in ("dspark", "dflash2", "dspark_redvocab")]
     build_engines(GOLDENS / "checkpoints" / "verifier", drafters, TARGETS["cpu"], BuildOptions(), out, Progress())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations())

@@ -220,7 +220,7 @@ OP = Op(
         "P": "64",
         "K": "2048",
     },
-    small={"H": "4", "D": "32", "M": "40"},
+    small={"H": "4", "D": "32", "M": "40", "N": "3 * batch", "S": "3"},
     uses={
         "": Use({"k": 2048, "at_once": 32}),
         "a million tokens": Use({"k": 2048, "at_once": 32}, sizes={"M": "16384"}),

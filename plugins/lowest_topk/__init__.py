@@ -128,7 +128,7 @@ OP = Op(
     plugged=plugged,
     plugins=(TOPK_SHORT, TOPK_SPLIT, TOPK_MERGE, TOPK_LAST),
     real={"N": "9 * batch", "L": "256", "K": "8"},  # the router's experts
-    small={"N": "4"},
+    small={"N": "2"},
     uses={
         "": Use({"k": 8}),
         "context": Use({"k": 2048}, sizes={"L": "131_072", "K": "2048"}),  # as `index_topk` does after its scores

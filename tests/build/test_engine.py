@@ -9,8 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from support.models import GOLDENS, edit_checkpoint
 from support.records import rewrite as rewrite_file
 
@@ -22,7 +21,6 @@ from glmspec.core.errors import GlmspecError
 from glmspec.core.progress import Progress
 from glmspec.core.sealed import seal_of
 from glmspec.models.acceptance import NETWORKS
-from glmspec.models.configs.kinds import parse_config
 from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
@@ -32,6 +30,7 @@ from glmspec.runtime.engine import Engine
 from glmspec.runtime.request import Request
 
 CHECKPOINTS = GOLDENS / "checkpoints"
+
 VERIFIER, SMALL = CHECKPOINTS / "verifier", CHECKPOINTS / "dspark_redvocab"
 
 
@@ -58,6 +57,28 @@ def small(tmp_path_factory) -> Path:
 def copied(small, tmp_path) -> Path:
     """A copy to break."""
     return Path(shutil.copytree(small, tmp_path / "engines"))
+
+
+def assert_refused(home: Path, verifier: Path, drafters, expected: list[str], **options) -> None:
+    """Named, and not a file left beside the inputs."""
+    before = sorted(home.rglob("*"))
+    with pytest.raises(GlmspecError) as caught:
+        build(home / "out" / "engines", verifier, drafters, **options)
+    for text in expected:
+        assert text in str(caught.value)
+    assert sorted(home.rglob("*")) == before
+
+
+def refused_at_load(folder: Path, *expected: str, **options) -> None:
+    with pytest.raises(GlmspecError) as caught:
+        Engine(folder, **options)
+    for text in expected:
+        assert text in str(caught.value)
+
+
+def rewrite(folder: Path, change) -> None:
+    """Edit a record as if it had been written so."""
+    rewrite_file(folder / "config.json", change)
 
 
 # -- what is written ----------------------------------------------------------------------------
@@ -193,232 +214,6 @@ def test_an_ahead_of_time_target_writes_plans(tmp_path):
         assert record(out / name)["networks"].keys() == plans.keys()
         assert "generation: INFO" in (out / name / "build.log").read_text()
     assert values["compute_capability"] == "SM120"
-
-
-# -- refused before anything is written -----------------------------------------------------------
-
-
-def without(name: str, source: Path = VERIFIER):
-    return lambda home: edit_checkpoint(source, home / "edited", drop=(name,))
-
-
-def with_tensor(name: str, *shape: int, source: Path = VERIFIER):
-    return lambda home: edit_checkpoint(source, home / "edited", add={name: torch.ones(shape)})
-
-
-def with_config(source: Path = VERIFIER, **config):
-    return lambda home: edit_checkpoint(source, home / "edited", config=config)
-
-
-def with_block(source: Path = SMALL, **changes):
-    block = record(source)["transformer_layer_config"] | changes
-    return with_config(source, transformer_layer_config=block)
-
-
-def same(folder: Path):
-    return lambda home: folder
-
-
-EXTRA, TAPS = "model.layers.0.extra.weight", "aux_hidden_state_layer_ids"
-O_PROJ = "model.layers.3.self_attn.o_proj.weight"
-REFUSED = {
-    "missing tensor": (without(O_PROJ), same(SMALL), [O_PROJ, "missing"]),
-    "surplus tensor": (with_tensor(EXTRA, 4), same(SMALL), [EXTRA, "surplus"]),
-    "wrong shape": (with_tensor(O_PROJ, 64, 65), same(SMALL), [O_PROJ, "[64, 65]", "[64, 64]"]),
-    "missing drafter tensor": (same(VERIFIER), without("fc.weight", SMALL), ["fc.weight", "missing"]),
-    "tap beyond the layers": (same(VERIFIER), with_config(SMALL, **{TAPS: [7]}), [TAPS, "[7]", "6"]),
-    "a drafter as the verifier": (same(CHECKPOINTS / "dspark"), same(SMALL), ["--verifier", "found a drafter"]),
-    "a verifier as the drafter": (same(VERIFIER), same(VERIFIER), ["found a verifier, expected a drafter"]),
-    "swapped": (same(SMALL), same(VERIFIER), ["--verifier", "found a drafter"]),
-}
-
-
-def assert_refused(home: Path, verifier: Path, drafters, expected: list[str], **options) -> None:
-    """Named, and not a file left beside the inputs."""
-    before = sorted(home.rglob("*"))
-    with pytest.raises(GlmspecError) as caught:
-        build(home / "out" / "engines", verifier, drafters, **options)
-    for text in expected:
-        assert text in str(caught.value)
-    assert sorted(home.rglob("*")) == before
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_writing(tmp_path, case):
-    verifier, drafter, expected = REFUSED[case]
-    assert_refused(tmp_path, verifier(tmp_path), (drafter(tmp_path),), expected)
-
-
-def test_a_drafter_of_another_size_is_refused(tmp_path):
-    """Its own tensors fit its config; it is the verifier it does not fit."""
-    other = edit_checkpoint(VERIFIER, tmp_path / "v", config={"vocab_size": 90}, add={
-        "lm_head.weight": torch.zeros(90, 64), "model.embed_tokens.weight": torch.zeros(90, 64),
-    })  # fmt: skip
-    assert_refused(tmp_path, other, (SMALL,), ["vocab_size", "found 96", "verifier's 90", "dspark_redvocab"])
-
-
-def test_a_drafter_of_another_width_is_refused(tmp_path):
-    drafter = with_block(hidden_size=128)(tmp_path)
-    config = parse_config(record(drafter), str(drafter))
-    specs = model_of(config).weight_specs("float32")
-    tensors = {s.name: torch.zeros(s.dims, dtype=torch.int64 if s.name == "d2t" else torch.float32) for s in specs}
-    save_file(tensors, drafter / "model.safetensors")
-    assert_refused(tmp_path, VERIFIER, (drafter,), ["hidden_size", "found 128", "verifier's 64"])
-
-
-def test_the_most_a_verifier_can_do_is_the_most_an_engine_may(tmp_path):
-    assert_refused(
-        tmp_path, VERIFIER, (), ["--max-model-len", "513", "512", "max_position_embeddings"], max_model_len=513
-    )
-
-
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        ({"max_num_seqs": 8, "max_num_batched_tokens": 31}, ["max_num_batched_tokens", "31", "32"]),
-        ({"max_num_batched_tokens": 4}, ["max_num_batched_tokens"]),
-    ],
-)
-def test_a_step_must_hold_a_block_of_every_sequence(tmp_path, options, expected):
-    assert_refused(tmp_path, VERIFIER, (SMALL,), expected, **options)
-
-
-def test_topk_beyond_tensorrt_s_is_refused(tmp_path):
-    """Case H54. Below the limit it may be configured as large as one likes: it is clamped to the length."""
-    config = {"index_topk": 4096, "max_position_embeddings": 8192}
-    verifier = edit_checkpoint(VERIFIER, tmp_path / "v", config=config)
-    assert_refused(tmp_path, verifier, (), ["index_topk", "4096", "3840"], max_model_len=4096)
-    build(tmp_path / "fits", verifier, (), max_model_len=1024)
-
-
-@pytest.mark.parametrize("content", ["notes.txt", "config.json"])
-def test_a_foreign_output_folder_is_left_alone(tmp_path, content):
-    (tmp_path / "out" / "engines").mkdir(parents=True)
-    (tmp_path / "out" / "engines" / content).write_text('{"model_type": "llama"}')
-    assert_refused(tmp_path, VERIFIER, (), [str(tmp_path / "out" / "engines"), "not a folder that glmspec wrote"])
-
-
-def test_a_folder_without_a_config_is_named(tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert_refused(tmp_path, tmp_path / "empty", (), [str(tmp_path / "empty" / "config.json"), "no such file"])
-
-
-def test_a_converted_checkpoint_without_its_weights_is_refused(tmp_path):
-    folder = plan_conversion(VERIFIER).write(tmp_path / "ck").folder
-    (folder / "rank0.safetensors").unlink()
-    assert_refused(tmp_path, folder, (), ["rank0.safetensors", "missing"])
-
-
-def test_an_input_is_not_replaced_by_the_output(tmp_path):
-    folder = plan_conversion(VERIFIER).write(tmp_path / "ck").folder
-    with pytest.raises(GlmspecError):
-        build(folder, folder, ())
-    assert (folder / "rank0.safetensors").exists()
-
-
-def test_a_directory_rebuilt_from_its_own_checkpoints_keeps_them(copied):
-    checkpoint = copied / "checkpoints" / "verifier"
-    try:
-        build(copied, checkpoint, ())
-    except GlmspecError:
-        assert (checkpoint / "rank0.safetensors").exists()
-    else:
-        Engine(copied)
-
-
-# -- refused at load ------------------------------------------------------------------------------
-
-
-def refused_at_load(folder: Path, *expected: str, **options) -> None:
-    with pytest.raises(GlmspecError) as caught:
-        Engine(folder, **options)
-    for text in expected:
-        assert text in str(caught.value)
-
-
-def rewrite(folder: Path, change) -> None:
-    """Edit a record as if it had been written so."""
-    rewrite_file(folder / "config.json", change)
-
-
-def resign(engines: Path, name: str) -> None:
-    """Make the directory agree with an edited model config."""
-    path = engines / name / "config.json"
-    rewrite(engines, lambda values: values["files"].update({f"{name}/config.json": digest(path)}))
-
-
-@pytest.mark.parametrize("name", ["verifier", "dspark"])
-def test_an_edited_model_config_is_refused(copied, name):
-    rewrite(copied / name, lambda values: values["build_config"].update(max_num_seqs=99))
-    refused_at_load(copied, f"{name}/config.json", "changed since")
-
-
-@pytest.mark.parametrize("name", ["verifier", "dspark"])
-def test_another_network_hash_is_refused(copied, name):
-    rewrite(copied / name, lambda values: values["networks"]["context"].update(sha256="0" * 64))
-    resign(copied, name)
-    refused_at_load(copied, "network 000000000000", "Build the engine directory again")
-
-
-@pytest.mark.parametrize("name, source", [("verifier", VERIFIER), ("dspark", SMALL)])
-def test_other_weights_are_refused(copied, tmp_path, name, source):
-    tensors = load_file(source / "model.safetensors")
-    key = "model.norm.weight" if name == "verifier" else "norm.weight"
-    other = edit_checkpoint(source, tmp_path / "other", add={key: tensors[key] + 1})
-    shutil.rmtree(copied / "checkpoints" / name)
-    plan_conversion(other).write(copied / "checkpoints" / name)
-    refused_at_load(copied, f"checkpoints/{name}", "not the checkpoint")
-
-
-def test_weights_cut_short_are_refused(copied):
-    path = copied / "checkpoints" / "verifier" / "rank0.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    refused_at_load(copied, "rank0.safetensors")
-
-
-def test_missing_weights_are_refused(copied):
-    (copied / "checkpoints" / "verifier" / "rank0.safetensors").unlink()
-    refused_at_load(copied, "rank0.safetensors", "missing")
-
-
-def test_a_missing_model_config_is_named(copied):
-    (copied / "dspark" / "config.json").unlink()
-    refused_at_load(copied, "dspark/config.json")
-
-
-def test_edited_limits_are_refused(copied):
-    rewrite(copied, lambda values: values["limits"].update(max_num_seqs=99, max_num_batched_tokens=4096))
-    refused_at_load(copied, "limits")
-
-
-def test_what_is_no_engine_directory_is_refused(tmp_path):
-    refused_at_load(VERIFIER, str(VERIFIER), "not an engine directory")
-    refused_at_load(tmp_path, "no such file")
-
-
-def test_an_engine_for_a_gpu_is_not_run_here(copied):
-    rewrite(copied, lambda values: values.update(target="b200"))
-    refused_at_load(copied, "b200", "--target cpu")
-
-
-def test_an_unknown_drafter_is_refused_with_the_names_there_are(small):
-    refused_at_load(small, "'dflash2'", "It has: dspark", drafter="dflash2")
-
-
-@pytest.mark.parametrize("chosen, name", [(None, "dspark"), ("dspark-2", "dspark-2"), ("dspark_redvocab", "dspark-2")])
-def test_a_drafter_is_chosen_by_name_or_by_its_folder_s(golden_engines, chosen, name):
-    assert Engine(golden_engines, chosen).drafter_name == name
-
-
-def test_without_speculation_no_drafter_is_loaded(small):
-    engine = Engine(small, speculate=False)
-    assert engine.drafter is None and engine.drafter_name is None
-
-
-def test_a_name_goes_before_a_folder_s(golden_engines, tmp_path):
-    engines = Path(shutil.copytree(golden_engines, tmp_path / "engines"))
-    rewrite(engines, lambda values: values["drafters"][0].update(source="dflash2"))
-    assert Engine(engines, "dflash2").drafter_name == "dflash2"
 
 
 # -- more that is refused before anything is written ------------------------------------------------

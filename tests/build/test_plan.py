@@ -95,11 +95,20 @@ HIDDEN = partial(Verifier, hidden=True)
 )
 def test_the_mtp_module_and_what_feeds_it_compile(make, recipe):
     conversion = plan_conversion(ASSETS / "tiny-verifier", ConvertOptions(RECIPES[recipe]))
-    net, plan = build_tree(make(conversion.config), conversion.config, conversion.net_config("bfloat16"))
+    config = conversion.config if make is not HIDDEN else first_layers(conversion.config, 4)
+    net, plan = build_tree(make(config), config, conversion.net_config("bfloat16"))
     contract = net.contract()
     assert "hidden" in {spec.name for spec in (contract.outputs if make is HIDDEN else contract.inputs)}
     assert all(spec.name.encode() in plan for spec in (*contract.inputs, *contract.outputs))
-    _check_profile(net, conversion.config)
+    _check_profile(net, config)
+
+
+def first_layers(config, count: int):
+    """The verifier's first layers, of every kind."""
+    kinds = {name: getattr(config, name)[:count] for name in ("indexer_types", "mlp_layer_types")}
+    made = replace(config, num_hidden_layers=count, **kinds)
+    assert all(set(kinds[name]) == set(getattr(config, name)) for name in kinds)
+    return made
 
 
 def _check_bindings(net: Network, plan: bytes) -> None:
@@ -177,6 +186,6 @@ def test_an_impossible_profile_is_an_error():
 def test_ranks_ask_for_collectives_where_they_are_a_preview(names):
     asked = []
     api = SimpleNamespace(PreviewFeature=SimpleNamespace(**dict.fromkeys(names, "collectives")))
-    net = SimpleNamespace(api=api, net_config=SimpleNamespace(mapping=SimpleNamespace(tp=2), plugins=""))
+    net = SimpleNamespace(api=api, config=SimpleNamespace(mapping=SimpleNamespace(tp=2), plugins=""))
     plan._aim(net, SimpleNamespace(set_preview_feature=lambda *call: asked.append(call)), "SM100")
     assert asked == [("collectives", True)] * len(names)

@@ -236,6 +236,21 @@ def test_a_run_killed_between_its_two_renames_loses_no_older_folder(out):
     assert whole(out)
 
 
+@pytest.mark.parametrize("maker", MAKERS)
+def test_an_older_folder_comes_back_when_the_new_one_cannot_take_its_place(out, maker, monkeypatch):
+    make(maker, out)
+
+    def rename(source, target, **options):
+        if Path(target) == out and whole(Path(source), "two"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(source))
+        return RENAME(source, target, **options)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises((GlmspecError, OSError)):
+        make(maker, out, "two")
+    assert whole(out)
+
+
 def test_a_folder_that_comes_meanwhile_is_not_replaced(out):
     with pytest.raises(GlmspecError, match="not a folder that glmspec wrote"), new_folder(out, CHECKPOINT) as folder:
         fill(folder)
@@ -258,6 +273,16 @@ def test_room_is_that_of_the_disk_on_which_the_bytes_will_lie(out, monkeypatch):
     with fixed(out, "EBUSY"), pytest.raises(GlmspecError, match=f"^{out}: needs 2.0 kB and its disk has 1.0 kB left"):
         make("resumable", out, needed=2000)
     assert [path.parent for path in asked] == [out] and os.listdir(out) == []
+
+
+def test_what_is_there_needs_no_room_again(out, monkeypatch):
+    with pytest.raises(ValueError), resumable_folder(out, CHECKPOINT, needed=2000) as folder:
+        fill(folder, "x" * 800)
+        raise ValueError
+    usage = folders.shutil.disk_usage(out.parent)
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    make("resumable", out, needed=2000, resume=True)
+    assert whole(out)
 
 
 def test_an_interrupt_says_how_to_go_on(out):

@@ -87,6 +87,12 @@ def all_is_free(one: Scheduler) -> bool:
     return free == (one.limits.num_pages - 1, RING_PAGES * one.limits.max_num_seqs)
 
 
+def test_a_sequence_may_take_every_page():
+    one = scheduler(seqs=1)
+    add(one, prompt=150, answer=one.limits.max_model_len - 150)
+    assert step(one) and one.pool.free == 0
+
+
 def test_a_prompt_longer_than_the_step_is_split():
     one = scheduler(batched=40)
     sequence = add(one, prompt=100, answer=1)

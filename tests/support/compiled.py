@@ -18,6 +18,7 @@ from glmspec.plugins.variants import real_variants
 
 ROOT = Path(__file__).resolve().parents[2]
 PTX = ROOT / "tests" / "data" / "ptx.json"  # SHA-256 of each variant's PTX, by the variant's name: see `freeze.py`
+COMPILE = compiler._compile  # what `keep_compiled` replaces, for tests of how long it takes
 _WIDTHS = {"*": ".u64", "i": ".u32"}
 _NARROW = ("block_attention", "sparse_mla")  # in float32 their kernels do not take the full size
 
@@ -73,18 +74,28 @@ def assert_sound(one: Compiled) -> None:
 
 def keep_compiled(home: Path, patch: pytest.MonkeyPatch) -> None:
     """What was compiled is kept in `home` and read from there when the same kernel, with all that it calls, is to be
-    compiled for the same GPU, numbers, types and warps. What the compiler checks afterwards, it checks each time."""
-    compile_now = compiler._compile
+    compiled for the same GPU, numbers, types and warps by the same code. What is checked afterwards, is each time."""
+    home = home / "compiled"
+    home.mkdir(parents=True, exist_ok=True)
+    code = sha256(Path(compiler.__file__).read_bytes()).hexdigest()
 
     def compile_or_read(variant: Variant, warps: int, stages: int) -> Compiled:
         kernel = compiler.kernel_of(variant.plugin)
         if not hasattr(kernel, "cache_key"):  # interpreted, which is refused
-            return compile_now(variant, warps, stages)
-        what = (kernel.cache_key, variant.plugin.id, variant.sm, variant.constants, [*variant.parameters.items()])
+            return COMPILE(variant, warps, stages)
+        what = (
+            code,
+            compiler.triton().__version__,
+            kernel.cache_key,
+            variant.plugin.id,
+            variant.sm,
+            variant.constants,
+            [*variant.parameters.items()],
+        )
         path = home / f"{sha256(repr((*what, warps, stages)).encode()).hexdigest()}.compiled"
         if path.exists():
             return Compiled(variant=variant, **pickle.loads(path.read_bytes()))
-        made = compile_now(variant, warps, stages)
+        made = COMPILE(variant, warps, stages)
         part = path.with_suffix(f".{os.getpid()}")
         part.write_bytes(pickle.dumps({name: value for name, value in vars(made).items() if name != "variant"}))
         part.rename(path)

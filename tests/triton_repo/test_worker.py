@@ -292,6 +292,8 @@ def test_a_listener_that_raises_takes_down_its_own_request_only(fake, which):
     worker.submit(Request(prompt_ids=(1,), max_tokens=3), replace(ear.listener, **{which: broken}))
     assert still_serves(worker)
     assert len(ear.wait().errors) == 1  # and it hears that it has ended
+    worker.close()
+    assert not fake.busy  # the engine has forgotten it too
 
 
 def test_an_add_that_fails_fails_its_request_only(fake):
