@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from glmspec.core.errors import NetworkError
+
 Dims = tuple["int | str", ...]
 
 # Legend of the symbols used by every contract and by the shape suffixes of the model files.
@@ -42,6 +44,14 @@ class TensorSpec:
     dims: Dims
     role: str = STEP
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The dimensions of a tensor that has no run-time size. Raises `NetworkError` where one is a symbol."""
+        sizes = tuple(dim for dim in self.dims if isinstance(dim, int))
+        if len(sizes) < len(self.dims):
+            raise NetworkError(f"{self}: found a symbol among the dimensions, expected numbers alone")
+        return sizes
+
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}[{', '.join(str(dim) for dim in self.dims)}]"
 
@@ -67,5 +77,8 @@ class Contract:
     @classmethod
     def from_json(cls, value: dict) -> Contract:
         """The inverse of `to_json`."""
-        specs = {side: tuple(TensorSpec(**{**s, "dims": tuple(s["dims"])}) for s in value[side]) for side in value}
+        specs = {
+            side: tuple(TensorSpec(**{**spec, "dims": tuple(spec["dims"])}) for spec in specs)
+            for side, specs in value.items()
+        }
         return cls(specs["inputs"], specs["outputs"])

@@ -2,6 +2,10 @@
 
 Axes are non-negative. In `reshape`, 0 copies the input's dimension at that position and
 -1 is inferred, as in TensorRT.
+
+Legend: N rows or tokens, D columns, C columns of a matrix, H heads (of a cache: key/value heads), F columns of a head
+(of experts: their width), E half of the rotary columns (of experts: how many there are), A experts a token, X pages,
+P rows a page.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ from pathlib import Path
 from glmspec.core.fields import read_json
 from glmspec.network.limits import CONTEXT, EngineLimits
 from glmspec.models.registry import model_of
-from glmspec.network.config import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.reader import read
 from glmspec.network.trt import backend
 from glmspec.models.configs.kinds import parse_config
@@ -262,7 +262,7 @@ hashes = {{}}
 for name in {list(reversed(NAMES))!r}:
     path = Path({str(GOLDENS)!r}) / "checkpoints" / name / "config.json"
     model = model_of(parse_config(read_json(path), ""))
-    net = model.author({LIMITS!r}, Form(compute="float32"), backend("tensorrt_rtx"))
+    net = model.author({LIMITS!r}, NetworkConfig(compute="float32"), backend("tensorrt_rtx"))
     hashes[name] = read(net.definition, net.backend).content_hash()
 print(json.dumps(hashes))
 """

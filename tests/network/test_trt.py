@@ -8,24 +8,24 @@ import sys
 # A second logger makes TensorRT complain whenever it makes a builder, here while a builder waits to be collected.
 SCRIPT = """
 import gc, importlib
-from glmspec.network.config import Form
+from glmspec.network.config import NetworkConfig
 from glmspec.network.graph import Network
 from glmspec.network.trt import Backend, backend
 
 one = backend()
 other = Backend(importlib.import_module(one.package))
-Network("first", Form(compute="float32"), one)
+Network("first", NetworkConfig(compute="float32"), one)
 complaints = []
 for logger in (one.logger, other.logger):
     type(logger).log = lambda self, level, message: complaints.append([[] for _ in range(200_000)])
 gc.collect()
 gc.set_threshold(5_000, 1, 1)
 gc.disable()
-network = Network("garbage", Form(compute="float32"), one)
+network = Network("garbage", NetworkConfig(compute="float32"), one)
 network.me = network
 del network
 gc.enable()
-Network("last", Form(compute="float32"), other)
+Network("last", NetworkConfig(compute="float32"), other)
 print(len(complaints))
 """
 
