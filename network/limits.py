@@ -82,8 +82,8 @@ class EngineLimits:
         """Pages that a page table must have for the DSA top-k."""
         return -(-self.index_topk(configured) // self.page_size)
 
-    def index_pieces(self, columns: int, profile: str) -> int:
-        """In how many pieces the segments of a step are scored by the indexer: the scores, one for a row of a segment
+    def index_tiles(self, columns: int, profile: str) -> int:
+        """In how many tiles the segments of a step are scored by the indexer: the scores, one for a row of a segment
         and row of the longest context, and the keys, so many columns for a segment and row of the longest context, are
         a step's largest tensors, and may be more than TensorRT counts. columns: 1 where keys are read in their pages.
         """
@@ -98,14 +98,14 @@ class EngineLimits:
             )
         return -(-ranges["G"][2] // (MAX_ELEMENTS // (segment * context)))
 
-    def row_pieces(self, elements: int, profile: str) -> int:
-        """In how many pieces the rows of a step are computed where a tensor has so many elements for each."""
+    def row_tiles(self, elements: int, profile: str) -> int:
+        """In how many tiles the rows of a step are computed where a tensor has so many elements for each."""
         return -(-self.profiles(0)[profile]["N"][2] // max(1, MAX_ELEMENTS // elements))
 
-    def index_heads(self, heads: int, pieces: int, profile: str) -> int:
-        """Heads of the indexer that are scored at once, of a piece of a step's segments."""
+    def index_heads(self, heads: int, tiles: int, profile: str) -> int:
+        """Heads of the indexer that are scored at once, of a tile of a step's segments."""
         ranges = self.profiles(0)[profile]
-        rows = -(-ranges["G"][2] // pieces) * ranges["S"][2]
+        rows = -(-ranges["G"][2] // tiles) * ranges["S"][2]
         return min(heads, max(1, SCORES_AT_ONCE // (rows * self.pages_per_sequence * self.page_size)))
 
     def profiles(self, k: int, window: int = 0, vocab_size: int | None = None) -> dict[str, Ranges]:

@@ -173,12 +173,12 @@ def concat(parts: Sequence[Tensor], axis: int) -> Tensor:
     return net.add(layer, "concat")
 
 
-def arange_like(x: Tensor, axis: int, pieces: int = 1) -> Tensor:
-    """int32 [size of x's axis]: 0, 1, 2, ... pieces: of as many as one of so many equal pieces has, rounded up."""
+def arange_like(x: Tensor, axis: int, tiles: int = 1) -> Tensor:
+    """int32 [size of x's axis]: 0, 1, 2, ... tiles: of as many as one of so many equal tiles has, rounded up."""
     net = x.net
     size = narrow(net.add(net.definition.add_shape(x.trt), "shape"), 0, axis, 1)
-    if pieces > 1:
-        size = (size + (pieces - 1)) // pieces
+    if tiles > 1:
+        size = (size + (tiles - 1)) // tiles
     given = (size, net.constant(0, "int32"), net.constant([1], "int32"))  # size, start, step
     layer = net.definition.add_fill((1,), net.api.FillOperation.LINSPACE, net.api.DataType.INT32)
     for index, value in enumerate(given):
