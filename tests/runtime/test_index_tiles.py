@@ -39,7 +39,7 @@ def steps() -> list[dict[str, torch.Tensor]]:
 def test_same_logits(folder, tmp_path, monkeypatch, most, tiles, regions):
     """most: segments that a tile may have, of 15 in a step; attention and experts have tiles too."""
     whole = load_verifier(folder / "hf", tmp_path / "whole", regions=regions)
-    monkeypatch.setattr(module, "MOST_ELEMENTS", most * CELL + 5)
+    monkeypatch.setattr(module, "MAX_ELEMENTS", most * CELL + 5)
     assert LIMITS.index_tiles(COLUMNS, CONTEXT) == -(-15 // most)
     found = load_verifier(folder / "hf", tmp_path / "tiles", regions=regions)
     for step in steps():
