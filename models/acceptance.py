@@ -12,7 +12,8 @@ runs the cheapest of these networks that will do. They are no part of the verifi
 for every way of sampling, and a step of greedy requests pays for no softmax. Acceptance has no weights and runs on one
 rank.
 
-Legend: R rows with logits, V vocabulary, B blocks, Q rows of the largest block, K alternatives a row.
+Legend: R rows with logits, V vocabulary, B blocks, Q rows of the largest block, Z rows of q, K its
+columns (or alternatives a row).
 """
 
 from __future__ import annotations

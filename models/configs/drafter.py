@@ -22,7 +22,7 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarkovHead:
+class MarkovHeadConfig:
     """DSpark: logits of the next draft are biased by the drafts before it. rank: columns of W1 and W2. type: how the
     bias is made, one of MARKOV_HEADS. top_k: a draft is one of so many best logits of its row, and only those are
     biased; None, as it is trained: any token."""
@@ -33,7 +33,7 @@ class MarkovHead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidenceHead:
+class ConfidenceHeadConfig:
     """DSpark: per-position acceptance estimate. with_markov: its input is [hidden ; W1[previous]]."""
 
     with_markov: bool
@@ -88,8 +88,8 @@ class DrafterConfig:
     sample_from_anchor: bool  # the anchor's row predicts a draft of its own
     mask_token_id: int
     scaling: Scaling
-    markov: MarkovHead | None
-    confidence: ConfidenceHead | None
+    markov: MarkovHeadConfig | None
+    confidence: ConfidenceHeadConfig | None
     convolution: Convolution | None
     selector: Selector | None
     mask_embedding: bool = False  # the mask token has a row of its own beside the weights, which no config tells
@@ -108,6 +108,13 @@ class DrafterConfig:
     def first_draft_row(self) -> int:
         """Row of the block that predicts the first draft."""
         return 0 if self.sample_from_anchor else 1
+
+    @property
+    def dflash2(self) -> tuple[Convolution, Selector]:
+        """The parts that a DFlash2 drafter alone has. Raises `ConfigError` for other kinds."""
+        if self.convolution is None or self.selector is None:
+            raise ConfigError(f"drafter: found kind {self.kind} without convolution or selector, expected dflash2.")
+        return self.convolution, self.selector
 
     @property
     def reduced_vocabulary(self) -> bool:
@@ -171,13 +178,13 @@ class DrafterConfig:
         config = config if window is None else replace(config, window=window)
         return config if markov_top_k is None else replace(config, markov=self._among_best(markov_top_k))
 
-    def _among_best(self, top_k: int) -> MarkovHead:
-        head = self.markov.type if self.markov else "no"
-        most = min(self.draft_vocab_size, MAX_TOPK)
-        if head != "vanilla" or not 1 <= top_k <= most:
+    def _among_best(self, top_k: int) -> MarkovHeadConfig:
+        max_k = min(self.draft_vocab_size, MAX_TOPK)
+        if self.markov is None or self.markov.type != "vanilla" or not 1 <= top_k <= max_k:
+            head = self.markov.type if self.markov else "no"
             raise ConfigError(
                 f"--markov-top-k: found {top_k} for a {self.kind} drafter with {head} Markov head, expected 1 to "
-                f"{most} (of its {self.draft_vocab_size} draft tokens) and a vanilla head. Leave it out."
+                f"{max_k} (of its {self.draft_vocab_size} draft tokens) and a vanilla head. Leave it out."
             )
         return replace(self.markov, top_k=top_k)
 
@@ -262,20 +269,20 @@ def _speculative_tokens(fields: Fields) -> Fields:
     section.fail("default_proposal_method", "the proposal_type of one of proposal_methods")
 
 
-def _markov(fields: Fields) -> MarkovHead | None:
+def _markov(fields: Fields) -> MarkovHeadConfig | None:
     rank = fields.integer("markov_rank", least=0)
     if rank == 0:
         return None
-    return MarkovHead(rank=rank, type=fields.choice("markov_head_type", MARKOV_HEADS))
+    return MarkovHeadConfig(rank=rank, type=fields.choice("markov_head_type", MARKOV_HEADS))
 
 
-def _confidence(fields: Fields) -> ConfidenceHead | None:
+def _confidence(fields: Fields) -> ConfidenceHeadConfig | None:
     if not fields.boolean("enable_confidence_head"):
         return None
     with_markov = fields.boolean("confidence_head_with_markov")
     if with_markov and fields.integer("markov_rank", least=0) == 0:
         fields.fail("confidence_head_with_markov", "false, because markov_rank is 0")
-    return ConfidenceHead(with_markov=with_markov)
+    return ConfidenceHeadConfig(with_markov=with_markov)
 
 
 def _convolution(fields: Fields, block: Fields) -> Convolution:

@@ -1,4 +1,8 @@
-"""Embedding, linear, norm and MLP.
+"""Embedding, linear, norm and MLP; the vocabulary and its head as ranks divide them.
+
+Illegal ids (rows of the head that are no token of the tokenizer) get -inf where logits leave the head, so nothing
+behind knows of them. That bias is a table that the runtime makes of the spans in the engine directory's config.json; a
+network has that input only where there are illegal ids.
 
 Legend: N tokens, D input columns, F output columns, R rows whose logits are asked for, T ranks, V vocabulary.
 """
@@ -39,8 +43,8 @@ class VocabularyEmbedding(Embedding):
         if net.config.mapping.tp == 1:
             return super().forward(ids_N)
         own_N, here_N = own_ids(ids_N, VOCABULARY_START, self.weight.tensor.shape[0])
-        found_ND = ops.gather(self.weight.tensor, own_N)
-        return ops.all_reduce(ops.select(ops.reshape(here_N, (-1, 1)), found_ND, 0.0))
+        rows_ND = ops.gather(self.weight.tensor, own_N)
+        return ops.all_reduce(ops.select(ops.reshape(here_N, (-1, 1)), rows_ND, 0.0))
 
 
 class Linear(Module):
