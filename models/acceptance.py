@@ -1,4 +1,4 @@
-"""What happens to the verifier's logits: small networks beside it, so that only counts and tokens leave the GPU.
+"""Acceptance: small networks on the verifier's logits, so that only counts and tokens leave the GPU.
 
     Greedy     the verifier's greedy tokens -> accepted drafts
     Sampled    logits -> adjust -> probs -> a token drawn for every row -> accepted drafts. Temperature 0 is one case.
@@ -158,7 +158,7 @@ def _logits_spec(config: VerifierConfig, net_config: NetworkConfig) -> TensorSpe
 
 
 def _probs_specs(config: VerifierConfig, net_config: NetworkConfig) -> list[TensorSpec]:
-    """What a row's probs are computed from."""
+    """The inputs that a row's probs are computed from."""
     return [
         _logits_spec(config, net_config),
         TensorSpec("adjust_places", "int32", ("E", 2)),  # row and token
@@ -171,7 +171,7 @@ def _probs_specs(config: VerifierConfig, net_config: NetworkConfig) -> list[Tens
 
 
 def _block_specs(limits: EngineLimits) -> list[TensorSpec]:
-    """Which rows are whose, and what was drafted."""
+    """The inputs that say which rows are a block's, and its drafts."""
     return [
         TensorSpec("draft_ids", "int32", ("R",)),  # the draft after each row, if one follows
         TensorSpec("block_rows", "int32", ("B", limits.block_rows)),  # the anchor's row and its drafts'
@@ -180,7 +180,7 @@ def _block_specs(limits: EngineLimits) -> list[TensorSpec]:
 
 
 def _probs(net: Network) -> dict[str, Tensor]:
-    """What every row's probs are computed from, by `sample`'s argument names: adjusted logits, and four settings."""
+    """Adjusted logits and four settings, from which `sample` and `reject` compute probs, by their arguments' names."""
     x = net.inputs
     logits_RV = adjust.native(
         x["logits"], x["adjust_places"], x["adjust_before"], x["adjust_factor"], x["adjust_after"]

@@ -53,7 +53,7 @@ class LayerGroup(Verifier):
             yield from self.lm_head.weights()
 
     def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
-        """The verifier's, less the caches of other layers, and what comes from the group before."""
+        """The verifier's inputs that these layers read, and the tensors that come from the group before."""
         caches = {name(index) for index in self.span for name in (latent_cache, index_cache)}
         unused = set() if self.first else {"token_ids", VOCABULARY_START}
         unused |= set() if self.last else {"logit_rows", LEGAL_BIAS}

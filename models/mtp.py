@@ -39,7 +39,7 @@ from glmspec.plugins import argmax, draft_probs, draw, margin
 
 
 class SharedHead(Module):
-    """What is the module's own of its head: the norm before it."""
+    """The module's own part of its head: the norm before it."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)

@@ -79,8 +79,8 @@ class DecoderStack(Module):
 class Verifier(NetworkModel):
     """The verifier as a network.
 
-    taps: k asks for the residual stream after k layers (0 is the embedding), as `tap.k`. hidden: asks for what the head
-    reads, the normed end of the stream, of every row; the MTP module goes on from it. illegal: ids that are
+    taps: k asks for the residual stream after k layers (0 is the embedding), as `tap.k`. hidden: asks for the
+    head's input, the normed end of the stream, of every row; the MTP module goes on from it. illegal: ids that are
     never chosen.
     """
 
@@ -142,7 +142,7 @@ class Verifier(NetworkModel):
 
 
 def step_specs(config: VerifierConfig, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
-    """What a run of decoder layers over packed rows reads: step inputs and tables, without caches."""
+    """Step inputs and tables of decoder layers over packed rows; caches come from `cache_specs`."""
     return [
         TensorSpec("token_ids", "int32", ("N",)),
         TensorSpec("positions", "int32", ("N",)),
@@ -155,7 +155,7 @@ def step_specs(config: VerifierConfig, limits: EngineLimits, net_config: Network
 
 
 def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
-    """The step of a network that declared `step_specs`, or what its layers read of them."""
+    """The step of a network that declared `step_specs`, or those that its layers read."""
     net_config, k = net.config, limits.index_topk(config.index_topk)
     profile, experts = net_config.profile, config.n_routed_experts // net_config.mapping.ep
     # Elements of the largest tensors: plugins read keys and latents in their pages, layers gather them first.
@@ -193,7 +193,7 @@ def hidden_spec(config: VerifierConfig, compute: str, rows: str = "N") -> Tensor
 
 
 def rank_specs(net_config: NetworkConfig) -> list[TensorSpec]:
-    """What tells a rank which part of the vocabulary and which experts are its own."""
+    """Tables that tell a rank which part of the vocabulary and which experts are its own."""
     names = [VOCABULARY_START] * (net_config.mapping.tp > 1) + [EXPERT_START] * (net_config.mapping.ep > 1)
     return [TensorSpec(name, "int32", (1,), TABLE) for name in names]
 

@@ -9,7 +9,7 @@ the checkpoint, which keeps engines small and valid for every checkpoint of thei
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as Table
+from collections import abc
 from dataclasses import dataclass, field, replace
 
 from glmspec.network.contract import WEIGHT, TensorSpec
@@ -82,11 +82,11 @@ class NetworkConfig:
 
     compute: str
     mapping: Mapping = field(default_factory=Mapping)
-    formats: Table[str, str] = field(default_factory=dict)
+    formats: abc.Mapping[str, str] = field(default_factory=dict)
     scaled: frozenset[str] = frozenset()
     profile: str = CONTEXT
     moe: str = "composed"
-    sizes: Table[str, int] = field(default_factory=dict)
+    sizes: abc.Mapping[str, int] = field(default_factory=dict)
     plugins: str = ""
 
     @property
@@ -112,7 +112,7 @@ class NetworkConfig:
         return {suffix: _spec(tensor) for suffix, tensor in tensors.items()}
 
 
-def quantized_formats(formats: Table[str, str]) -> dict[str, str]:
+def quantized_formats(formats: abc.Mapping[str, str]) -> dict[str, str]:
     """Of a checkpoint's formats, those a network must know: the quantized ones."""
     return {name: format for name, format in formats.items() if format in QUANTIZED}
 

@@ -1,4 +1,4 @@
-"""What goes into and comes out of an engine: names, dtypes, dimensions, roles.
+"""The inputs and outputs of a network: names, dtypes, dimensions, roles.
 
 Dimensions are integers or symbols. A symbol is a run-time size with a range from the
 engine's limits; the same symbol always means the same number within one step.

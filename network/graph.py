@@ -28,7 +28,7 @@ from glmspec.network.trt import Backend
 
 
 class Tensor:
-    """A value in a network: what the ops take and return. Operators broadcast like NumPy's."""
+    """A value in a network, which the ops take and return. Operators broadcast like NumPy's."""
 
     __slots__ = ("net", "trt")
 
@@ -110,7 +110,7 @@ class Network:
         self._counts: Counter[str] = Counter()
         self._constants: dict[tuple, Tensor] = {}
         self.kernels: dict[Any, None] = {}  # variants that its plugins launch (`glmspec.plugins.compiler`)
-        self.shared: dict[tuple, Any] = {}  # what several modules make of one tensor, made once
+        self.shared: dict[tuple, Any] = {}  # values that several modules compute of one tensor, by name and tensor
         self._arrays: list[np.ndarray] = []  # TensorRT reads a constant's memory at build time
 
     @property
@@ -136,7 +136,7 @@ class Network:
             self._specs.append(spec)
 
     def output(self, tensor: Tensor, spec: TensorSpec) -> None:
-        """Mark an output. Raises `NetworkError` when the tensor is not what `spec` promises."""
+        """Mark an output. Raises `NetworkError` when the tensor does not fit `spec`."""
         spec = self.config.fixed(spec)
         fits = tensor.rank == len(spec.dims) and all(
             isinstance(dim, str) or size in (dim, -1) for size, dim in zip(tensor.shape, spec.dims, strict=False)

@@ -122,8 +122,8 @@ class EngineLimits:
         }
 
     def _acceptance_ranges(self, vocab_size: int | None) -> Ranges:
-        """Of the symbols that only acceptance has. What is adjusted in a row is named, or in its sequence; there are no
-        more logits than tokens."""
+        """Of the symbols that only acceptance has. A row's adjusted tokens are named by the request or in its sequence;
+        there are no more of them than the vocabulary has."""
         rows, named = self.max_num_seqs * self.block_rows, self.table_positions + 2 * MAX_ADJUSTED
         entries = min(rows * min(named, vocab_size or named), MAX_ELEMENTS // 2)
         return {"E": (1, 1, entries), "Z": (1, self.block_rows, rows)}

@@ -119,7 +119,7 @@ def _node(layer: Any, backend: Backend, value: Callable[[Any], Value]) -> Node:
 
 @functools.lru_cache(maxsize=1024)  # the layers of a region have the same
 def _metadata(text: str) -> dict[str, Any]:
-    """What glmspec wrote into a layer's metadata; empty where it wrote nothing."""
+    """The object that glmspec wrote into a layer's metadata; empty where it wrote nothing."""
     return json.loads(text) if text.startswith("{") else {}
 
 

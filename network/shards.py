@@ -43,7 +43,7 @@ class Split:
     vocabulary: bool = False
 
 
-# What is divided, by name: everything else is on every rank. (Heads are independent, a gated MLP is split between
+# Weights that ranks divide, by name; all others are on every rank. (Heads are independent, a gated MLP is split between
 # its matrices, rows of the vocabulary are independent.)
 _SPLITS: dict[str, Split] = {
     r"model\.embed_tokens\.weight|lm_head\.weight": Split("rows", vocabulary=True),
@@ -102,12 +102,12 @@ class Layout:
         if self.padded % rows or self.columns % columns:
             return f"{self.rows} rows and {self.columns} columns do not divide by {max(rows, columns)}"
         for suffix, field in FORMATS[format].items():
-            for size, ways, by, what in (
+            for size, ways, by, axis in (
                 (self.padded, rows, field.rows, "rows"),
                 (self.columns, columns, field.columns, "columns"),
             ):
                 if ways > 1 and by and (size // ways) % by:
-                    return f"a rank's {size // ways} {what} would cut a {format} {suffix or 'byte'} block of {by}"
+                    return f"a rank's {size // ways} {axis} would cut a {format} {suffix or 'byte'} block of {by}"
         return None
 
 

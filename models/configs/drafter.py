@@ -1,10 +1,12 @@
 """The drafter's config, read from a config.json in any format that drafters are published in.
 
-A drafter is a DFlash block (a few Qwen3-style layers over the verifier's tapped
-features) plus what its kind adds: DFlash2 a grouped dynamic convolution and a
-candidate selector, DSpark a Markov head and a confidence head. What a row of the
-block predicts depends on the kind and on `sample_from_anchor`; a wrong choice only
-lowers acceptance, so contradictions are refused here.
+A drafter is a DFlash block (a few Qwen3-style layers over the verifier's tapped features); DFlash2 adds a grouped
+dynamic convolution and a candidate selector, DSpark a Markov head and a confidence head.
+
+Contradictions are refused. The token that a row of the block predicts depends on the kind and on `sample_from_anchor`;
+a wrong choice only lowers acceptance, silently, so `block_size`, `sample_from_anchor` and `speculative_tokens` must
+agree. Fewer drafts than a checkpoint allows (`--num-speculative-tokens`) are a smaller block, as in vLLM, not a cut of
+its answers: rows see each other both ways.
 """
 
 from __future__ import annotations
@@ -133,18 +135,18 @@ class DrafterConfig:
             kind=kind,
             hidden_size=block.integer("hidden_size"),
             vocab_size=vocab_size,
-            draft_vocab_size=dialect.draft_vocab_size,
             intermediate_size=block.integer("intermediate_size"),
             num_attention_heads=block.integer("num_attention_heads"),
             num_key_value_heads=block.integer("num_key_value_heads"),
             head_dim=block.integer("head_dim"),
+            max_position_embeddings=block.integer("max_position_embeddings"),
+            draft_vocab_size=dialect.draft_vocab_size,
             layer_types=layer_types,
             sliding_window=block.integer("sliding_window") if "sliding_attention" in layer_types else None,
             sliding_window_non_causal=dialect.sliding_window_non_causal,
             window=window or dialect.window,
             rms_norm_eps=block.number("rms_norm_eps"),
             rope_theta=rope_theta(block),
-            max_position_embeddings=block.integer("max_position_embeddings"),
             taps=dialect.taps,
             block_size=fields.integer("block_size", least=2),
             # Absent, the published classes differ: DSpark samples from the anchor, DFlash does not.
@@ -210,7 +212,7 @@ class DrafterConfig:
             )
 
 
-# What a drafter's network computes whatever a config says, the published default first.
+# Features that every drafter's network has, whatever a config says; the published default first.
 _IMPLIED_BLOCK: dict[str, tuple] = {
     "attention_bias": (False,),
     "hidden_act": ("silu",),
@@ -253,8 +255,7 @@ def _scaling(fields: Fields, block: Fields) -> Scaling:
     for key in neutral:
         if block is not fields and block.get(key) not in (None, neutral[key]):
             block.fail(key, "it at the top level, with what concerns drafting")
-    found = {key: fields.number(key) if fields.has(key) else value for key, value in neutral.items()}
-    return Scaling(found["input_embedding_scale"], found["output_multiplier"], found["final_logit_softcapping"])
+    return Scaling(*(fields.number(key) if fields.has(key) else value for key, value in neutral.items()))
 
 
 def _speculative_tokens(fields: Fields) -> Fields:

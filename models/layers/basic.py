@@ -69,7 +69,7 @@ def own_ids(ids: Tensor, start: str, count: int) -> tuple[Tensor, Tensor]:
 
 
 def legal_specs(vocab: int, illegal: IllegalIds, net_config: NetworkConfig) -> list[TensorSpec]:
-    """What a network reads of which tokens may be chosen; nothing where all may."""
+    """The input that bars illegal tokens; none where all are legal."""
     return [TensorSpec(LEGAL_BIAS, net_config.compute, (vocab,), TABLE)] if illegal else []
 
 
@@ -81,8 +81,8 @@ def legal_logits(part_RF: Tensor, vocab: int) -> Tensor:
 
 
 def whole_vocabulary(part_RF: Tensor, vocab: int) -> Tensor:
-    """Logits [R, F] of each rank's rows of the head -> [R, V]: all of them side by side, without what pads the
-    vocabulary."""
+    """Logits [R, F] of each rank's rows of the head -> [R, V]: all of them side by side, without the rows that
+    pad the vocabulary."""
     ranks, columns = part_RF.net.config.mapping.tp, part_RF.shape[1]
     if ranks == 1:
         return part_RF

@@ -23,7 +23,7 @@ class ReferenceExecutor:
     graph: the network, read back. weights: every input that never changes. caches: inputs changed in
     place by the network. regions: run each op's reference in place of its layers (False runs every
     single layer). lowest_wins: how TopK, which TensorRT leaves open, treats ties. probes: inner
-    tensors to return as well. ranks: what carries out collectives (see `lockstep.py`). Raises `NetworkError`
+    tensors to return as well. ranks: carries out collectives (see `lockstep.py`). Raises `NetworkError`
     for a layer that is not known, naming it.
     """
 
