@@ -16,7 +16,6 @@ the segments.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from glmspec.core.errors import NetworkError
 from glmspec.models.configs.verifier import LATENT_NORM_EPS, VerifierConfig
@@ -86,14 +85,12 @@ class Step:
 
 @dataclass(frozen=True)
 class SegmentTile:
-    """Some of a step's segments, as a step of their own whose rows are the Z places of the segments: the row of the
-    step in each, its number in a segment, and its segment and place. The last tile repeats the last segment."""
+    """Some of a step's segments, as a step of their own whose rows are the Z places of the segments. rows_Z: of the
+    step, positions_Z: their positions. The last tile repeats the last segment."""
 
     rows_Z: Tensor
     positions_Z: Tensor
-    page_table_GM: Tensor
-    numbers_GS: Tensor
-    slot_Z2: Tensor
+    segments: Segments
 
 
 def segment_tiles(step: Step, segments: Segments) -> list[SegmentTile]:
@@ -115,7 +112,7 @@ def _segment_tile(step: Step, segments: Segments, index: int) -> SegmentTile:
     place_Z = number_Z - segment_Z * size_1
     slot_Z2 = ops.concat([ops.reshape(segment_Z, (-1, 1)), ops.reshape(place_Z, (-1, 1))], 1)
     positions_Z, page_table_GM = ops.gather(step.positions_N, rows_Z), ops.gather(segments.page_table_GM, segment_G)
-    return SegmentTile(rows_Z, positions_Z, page_table_GM, numbers_GS, slot_Z2)
+    return SegmentTile(rows_Z, positions_Z, Segments(numbers_GS, slot_Z2, page_table_GM))
 
 
 class Indexer(Module):
@@ -146,15 +143,19 @@ class Indexer(Module):
 
 def select_rows(q_NJI: Tensor, weight_NJ: Tensor, keys_X1PI: Tensor, step: Step, segments: Segments) -> SelectedRows:
     """`index_topk` of the step's rows: of all segments at once, or tile by tile."""
-    topk = partial(index_topk.native, k=step.index_topk, at_once=step.index_heads)
+
+    def topk(q_NJI: Tensor, weight_NJ: Tensor, segments: Segments, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        tables = (segments.page_table_GM, segments.rows_GS, segments.row_slot_N2)
+        return index_topk.native(
+            q_NJI, weight_NJ, keys_X1PI, *tables, positions_N, k=step.index_topk, at_once=step.index_heads
+        )
+
     if step.index_tiles == 1:
-        slots = (segments.page_table_GM, segments.rows_GS, segments.row_slot_N2, step.positions_N)
-        return SelectedRows(*topk(q_NJI, weight_NJ, keys_X1PI, *slots))
-    selected = []
-    for tile in segment_tiles(step, segments):
-        q_ZJI, weight_ZJ = ops.gather(q_NJI, tile.rows_Z), ops.gather(weight_NJ, tile.rows_Z)
-        slots = (tile.page_table_GM, tile.numbers_GS, tile.slot_Z2, tile.positions_Z)
-        selected.append(topk(q_ZJI, weight_ZJ, keys_X1PI, *slots))
+        return SelectedRows(*topk(q_NJI, weight_NJ, segments, step.positions_N))
+    selected = [
+        topk(ops.gather(q_NJI, tile.rows_Z), ops.gather(weight_NJ, tile.rows_Z), tile.segments, tile.positions_Z)
+        for tile in segment_tiles(step, segments)
+    ]
     segment_N, place_N = ops.column(segments.row_slot_N2, 0), ops.column(segments.row_slot_N2, 1)
     slot_N = segment_N * segments.size() + place_N
     return SelectedRows(*(ops.gather(ops.concat(parts, 0), slot_N) for parts in zip(*selected, strict=True)))

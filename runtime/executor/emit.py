@@ -22,22 +22,18 @@ _BINARY = {
     "FLOOR_DIV": "{} // {}",
     "AND": "{} & {}",
     "OR": "{} | {}",
-    "XOR": "{} ^ {}",
     "EQUAL": "{} == {}",
     "GREATER": "{} > {}",
     "LESS": "{} < {}",
     "MAX": "torch.maximum({}, {})",
     "MIN": "torch.minimum({}, {})",
-    "POW": "torch.pow({}, {})",
 }
 _UNARY = {
     "SQRT": "{}.sqrt()",
     "NOT": "~{}",
-    "NEG": "-{}",
     "EXP": "{}.exp()",
     "LOG": "{}.log()",
     "ABS": "{}.abs()",
-    "RECIP": "{}.reciprocal()",
 }
 _ACTIVATION = {"SIGMOID": "{}.sigmoid()", "RELU": "{}.relu()", "TANH": "{}.tanh()"}
 _REDUCE = {"MAX": "amax", "MIN": "amin", "AVG": "mean"}
@@ -64,7 +60,7 @@ def _pick(table: dict[str, str], node: Node) -> str:
 def _elementwise(node: Node, variables: Variables, a: str, b: str) -> str:
     left, right = node.operands
     # A one-element constant is cheaper as a number, as long as the other side has the output's shape.
-    if node.attributes["op"] not in ("MAX", "MIN", "POW"):
+    if node.attributes["op"] not in ("MAX", "MIN"):
         if (literal := variables.scalar(right)) is not None:
             b = literal
         elif (literal := variables.scalar(left)) is not None:
