@@ -207,12 +207,20 @@ def layer_norm(x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Te
 
 def pad(x: Tensor, axis: int, size: int) -> Tensor:
     """x with zeros after its last column of an axis, up to `size` of them; x itself when it has as many."""
-    if x.shape[axis] == size:
-        return x
-    layer = x.net.definition.add_slice(x.trt, (0,), (size,), (1,))
+    return x if x.shape[axis] == size else _window(x, axis, 0, size, "pad")
+
+
+def shift(x: Tensor, axis: int, by: int) -> Tensor:
+    """x moved towards higher indices along an axis of known size, zeros coming in; x itself for 0."""
+    return x if by == 0 else _window(x, axis, -by, x.shape[axis], "shift")
+
+
+def _window(x: Tensor, axis: int, start: int, size: int, kind: str) -> Tensor:
+    """size columns of one axis from start on, zeros where x has none."""
+    layer = x.net.definition.add_slice(x.trt, (start,), (size,), (1,))
     layer.axes = (axis,)
     layer.mode = x.net.api.SampleMode.FILL
-    return x.net.add(layer, "pad")
+    return x.net.add(layer, kind)
 
 
 def quantize(x: Tensor, scale: Tensor, block: Sequence[int] = (), axis: int | None = None) -> Tensor:
@@ -294,13 +302,3 @@ def kv_update(cache_XHPD: Tensor, rows_NHD: Tensor, offset_X: Tensor, cumulative
         layer.update_form = net.api.AttentionIOForm.PACKED_NHD
         layer.update_lengths = cumulative_X1.trt
     return net.add(layer, "kv_update")
-
-
-def shift(x: Tensor, axis: int, by: int) -> Tensor:
-    """x moved towards higher indices along an axis of known size, zeros coming in; x itself for 0."""
-    if by == 0:
-        return x
-    layer = x.net.definition.add_slice(x.trt, (-by,), (x.shape[axis],), (1,))
-    layer.axes = (axis,)
-    layer.mode = x.net.api.SampleMode.FILL
-    return x.net.add(layer, "shift")

@@ -1,8 +1,16 @@
 """Paged caches, updated in place (`glmspec.plugins.kv_append`).
 
-A cache is [X, J, P, D]. The step's rows are sorted by page (`order`), then written page by page from `offset` on.
-One plan serves every cache of its kind. Kinds are two: caches of whole contexts, and rings, which keep the window that
-sliding layers see, and have pages ([XR, J, P, D]) and a plan of their own.
+A cache is [X, J, P, D]. The step's rows are sorted by page (`order`), then written page by page from `offset` on:
+`IKVCacheUpdateLayer` with one "sequence" a page, so paged caches need no plugin. The verifier and the drafter share
+page ids and one pool. Page 0 is the null page that pads page tables. Caches start as zeros, because a masked NaN still
+poisons a sum. One plan serves every cache of its kind. Kinds are two: caches of whole contexts, and rings.
+
+Sliding layers keep a ring. With a window W, `ceil(W / P) + 1` pages of P rows a sequence hold whatever window there is;
+page ordinal o lies in ring page o mod their number, and a sequence owns its ring as long as it runs. Rings have pages
+([XR, J, P, D]), a plan, a table in order of position and its first position of their own, so their size and a block's
+gathers of them do not grow with the context. Attention masks by absolute position, which also hides the old rows of a
+page used again; of a chunk longer than the ring only the last rows are written. A drafter's contract has these inputs
+only where a layer slides, and those of whole contexts only where one does not.
 
 Legend: N rows of the step, X pages, J heads, P rows a page, D columns.
 """
