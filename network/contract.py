@@ -2,6 +2,22 @@
 
 Dimensions are integers or symbols. A symbol is a run-time size with a range from the
 engine's limits; the same symbol always means the same number within one step.
+
+| symbol | run-time size, in every contract and in the shape suffixes of the model files |
+|---|---|
+| N | tokens of a step, packed: prefill chunks and verify blocks of any mix of sequences |
+| R | rows whose logits are asked for |
+| H | rows of hidden states that the MTP module may go on from |
+| G | segments: runs of rows of one sequence |
+| S | rows of the largest segment |
+| M | pages in the longest page table of the step |
+| X, X+1 | pages of the caches, page 0 being the null page; pages and one |
+| C | rows appended to the drafter's context |
+| CR | those of them that are written to the rings |
+| XR, XR+1 | pages of the rings, in which sliding layers keep their window, page 0 being the null page; pages and one |
+| B | blocks being drafted, or verified |
+| E | logits that are adjusted before sampling |
+| Z | drafts whose probs are known |
 """
 
 from __future__ import annotations
@@ -11,25 +27,6 @@ from dataclasses import asdict, dataclass
 from glmspec.core.errors import NetworkError
 
 Dims = tuple["int | str", ...]
-
-# Legend of the symbols used by every contract and by the shape suffixes of the model files.
-SYMBOLS = {
-    "N": "tokens of a step, packed: prefill chunks and verify blocks of any mix of sequences",
-    "R": "rows whose logits are asked for",
-    "H": "rows of hidden states that the MTP module may go on from",
-    "G": "segments: runs of rows of one sequence",
-    "S": "most rows in one segment",
-    "M": "pages in the longest page table of the step",
-    "X": "pages of the caches; page 0 is the null page",
-    "X+1": "pages and one",
-    "C": "rows appended to the drafter's context",
-    "CR": "those of them that are written to the rings",
-    "XR": "pages of the rings, in which sliding layers keep their window; page 0 is the null page",
-    "XR+1": "pages of the rings and one",
-    "B": "blocks being drafted, or verified",
-    "E": "logits that are adjusted before sampling",
-    "Z": "drafts whose law is known",
-}
 
 STEP, CACHE, TABLE, WEIGHT = "step", "cache", "table", "weight"
 
