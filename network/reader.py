@@ -139,9 +139,9 @@ def _plain(value: Any, backend: Backend) -> Any:
     """A layer's attribute as JSON has it: a dtype's or an enum's name, dimensions as a list."""
     if isinstance(value, backend.api.DataType):
         return backend.dtype_name(value)
-    if hasattr(value, "__len__"):
+    if hasattr(value, "__len__"):  # TensorRT's Dims
         return list(value)
-    return value if value is None or isinstance(value, (bool, int, float)) else _enum(value)
+    return value if type(value) in (bool, int, float, type(None)) else _enum(value)
 
 
 def _attributes(**names: str) -> Reader:
