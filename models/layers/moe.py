@@ -81,7 +81,7 @@ class MixtureOfExperts(Module):
         self.experts = Experts(config)
         self.shared_experts = MLP(config.hidden_size, config.moe_intermediate_size * config.n_shared_experts)
 
-    def forward(self, x_ND: Tensor, tiles: int) -> Tensor:
+    def forward(self, x_ND: Tensor, tiles: int = 1) -> Tensor:
         """[N, D] -> [N, D]. tiles: of the rows, through the routed experts one after the other."""
         expert_NA, weight_NA = self.gate(x_ND)
         return self.experts(x_ND, expert_NA, weight_NA, tiles) + self.shared_experts(x_ND)
