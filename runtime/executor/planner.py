@@ -4,8 +4,8 @@ The executor runs the very network that is compiled elsewhere. It is planned onc
 move to bind time, expressions that several layers need are computed once a step, regions become calls of their op's
 reference, and a variable's name is reused when its value is dead (so its memory goes too).
 
-`torch.fx.Graph` could do naming, freeing and code: with it a step of the tiny verifier took 1 to 5% longer (DFlash2: 4 to
-5%), planning two to three times as long (25 for 8.4 ms), for some 40 lines less.
+`torch.fx.Graph` could do naming, freeing and code: with it a step of the tiny verifier took 1 to 5% longer (of
+DFlash2 4 to 5%), planning two to three times as long (25 for 8.4 ms), for some 40 lines less.
 """
 
 from __future__ import annotations
