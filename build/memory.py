@@ -14,7 +14,7 @@ from glmspec.build.deployment import Deployment
 from glmspec.build.member import Member
 from glmspec.core.errors import ConfigError
 from glmspec.core.units import size_text
-from glmspec.models.layers.paged import RING, WHOLE, Kind
+from glmspec.models.layers.paged import RING, WHOLE, CacheKind
 from glmspec.network.config import FP4
 from glmspec.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
 from glmspec.network.limits import CONTEXT
@@ -134,7 +134,7 @@ def _bound_once(deployment: Deployment) -> list[TensorSpec]:
     return list(found.values())
 
 
-def _caches(deployment: Deployment, member: Member, kind: Kind) -> list[TensorSpec]:
+def _caches(deployment: Deployment, member: Member, kind: CacheKind) -> list[TensorSpec]:
     specs = member.model.input_specs(deployment.limits, deployment.net_config(member, CONTEXT))
     return [spec for spec in specs if spec.role == CACHE and spec.dims[0] == kind.pages]
 

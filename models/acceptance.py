@@ -1,16 +1,19 @@
-"""What happens to the verifier's logits: small networks beside it, so that only counts and tokens leave the GPU.
+"""Acceptance: small networks on the verifier's logits, so that only counts and tokens leave the GPU.
 
-    Greedy     the tokens the verifier says -> which drafts stand
-    Sampled    logits -> adjust -> law -> a token drawn for every row -> which drafts stand. Temperature 0 is one case.
-               A draft that was not drawn itself (its q is one-hot) stands with the chance it must, p, and the answer is
-               the very one that plain decoding draws
-    Rejection  the same law against the law q that drafts were drawn from
+    Greedy     the verifier's greedy tokens -> accepted drafts
+    Sampled    logits -> adjust -> probs -> a token drawn for every row -> accepted drafts. Temperature 0 is one case.
+               A draft that was not drawn itself (its q is one-hot) is accepted with the chance it must, p, and the
+               answer is the one that plain decoding draws
+    Rejection  the same probs p against the probs q that drafts were drawn from -> accepted drafts
     Logprobs   the verifier's own log-probabilities of chosen tokens, and its best tokens
 
-The logits are the verifier's output, bound as an input here. Acceptance has no weights and runs on one rank.
+Vocabulary-wide tensors never leave the GPU: logits and the drafter's q are bound from one network to the next. A step
+runs the cheapest of these networks that will do. They are no part of the verifier's network, so that it stays the same
+for every way of sampling, and a step of greedy requests pays for no softmax. Acceptance has no weights and runs on one
+rank.
 
-Legend: R rows with logits, V vocabulary, B blocks, Q most rows of a block, E adjusted logits, Z rows of q, K its
-columns.
+Legend: R rows with logits, V vocabulary, B blocks, Q rows of the largest block, Z rows of q, K its
+columns (or alternatives a row).
 """
 
 from __future__ import annotations
@@ -18,15 +21,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.models.network_model import NetworkModel
 from glmspec.network import ops
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.limits import EngineLimits
-from glmspec.network.module import Module
-from glmspec.network.trt import Backend
 from glmspec.plugins import accept, adjust, reject, sample
-from glmspec.plugins.registration import author
 
 MAX_LOGPROBS = 20  # alternatives a request may ask for
 
@@ -39,30 +40,12 @@ class DraftProbs:
     candidates: bool
 
 
-class LogitsNetwork(Module):
-    """A network on logits: owns the engine's inputs and outputs."""
-
-    name: str
+class LogitsNetwork(NetworkModel):
+    """A network on logits."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self.config = config
-        self.named()
-
-    def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
-        """Step inputs."""
-        raise NotImplementedError
-
-    def forward(self, x: dict[str, Tensor]) -> None:
-        """Marks the outputs. x: the inputs."""
-        raise NotImplementedError
-
-    def author(self, limits: EngineLimits, net_config: NetworkConfig, backend: Backend) -> Network:
-        """The whole network."""
-        net = Network(self.name, net_config, backend, author)
-        net.declare(self.input_specs(limits, net_config))
-        with net.scope(self.name):
-            self.forward(net.inputs)
-        return net.finish()
+        self.path = self.name
 
 
 class Greedy(LogitsNetwork):
@@ -74,13 +57,13 @@ class Greedy(LogitsNetwork):
         """The verifier's `greedy_ids`, and the blocks."""
         return [TensorSpec("greedy_ids", "int32", ("R",)), *_block_specs(limits)]
 
-    def forward(self, x: dict[str, Tensor]) -> None:
+    def forward(self, net: Network, limits: EngineLimits) -> None:
         """Marks `accepted` and `tokens`."""
-        _verdict(*accept.native(x["greedy_ids"], x["draft_ids"], x["block_rows"], x["draft_counts"]))
+        _accept(net, net.inputs["greedy_ids"])
 
 
 class Sampled(LogitsNetwork):
-    """Drafts against tokens drawn from the law of their rows."""
+    """Drafts against tokens drawn from the probs of their rows."""
 
     name = "sample"
 
@@ -88,19 +71,18 @@ class Sampled(LogitsNetwork):
         """The verifier's `logits`, how they are sampled, and the blocks."""
         return [*_probs_specs(self.config, net_config), TensorSpec("uniform", "float32", ("R",)), *_block_specs(limits)]
 
-    def forward(self, x: dict[str, Tensor]) -> None:
+    def forward(self, net: Network, limits: EngineLimits) -> None:
         """Marks `accepted` and `tokens`."""
-        drawn_R = sample.native(*_probs(x), x["uniform"])
-        _verdict(*accept.native(drawn_R, x["draft_ids"], x["block_rows"], x["draft_counts"]))
+        _accept(net, sample.native(**_probs(net), u_R=net.inputs["uniform"]))
 
 
 class Rejection(LogitsNetwork):
-    """Drafts drawn from q against the law of their rows."""
+    """Drafts drawn from q against the probs of their rows."""
 
     def __init__(self, config: VerifierConfig, q: DraftProbs) -> None:
-        super().__init__(config)
-        self.q = q
         self.name = rejecting(q)
+        self.q = q
+        super().__init__(config)
 
     def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
         """The verifier's `logits`, how they are sampled, the drafter's `q`, and the blocks."""
@@ -117,10 +99,22 @@ class Rejection(LogitsNetwork):
             *_block_specs(limits),
         ]
 
-    def forward(self, x: dict[str, Tensor]) -> None:
+    def forward(self, net: Network, limits: EngineLimits) -> None:
         """Marks `accepted` and `tokens`."""
-        names = ("draft_ids", "q_rows", "block_rows", "draft_counts", "uniform", "last_uniform", "verify_blocks", "q")
-        _verdict(*reject.native(*_probs(x), *(x[name] for name in names), x.get("q_ids")))
+        x = net.inputs
+        accepted_B, tokens_BQ = reject.native(
+            **_probs(net),
+            draft_R=x["draft_ids"],
+            q_row_R=x["q_rows"],
+            row_BQ=x["block_rows"],
+            count_B=x["draft_counts"],
+            accept_R=x["uniform"],
+            last_B=x["last_uniform"],
+            block_B=x["verify_blocks"],
+            q_ZK=x["q"],
+            q_ids_ZK=x.get("q_ids"),
+        )
+        _mark(net, accepted_B, tokens_BQ)
 
 
 class Logprobs(LogitsNetwork):
@@ -132,24 +126,25 @@ class Logprobs(LogitsNetwork):
         """The verifier's `logits`, and the tokens asked for."""
         return [_logits_spec(self.config, net_config), TensorSpec("token_ids", "int32", ("R",))]
 
-    def forward(self, x: dict[str, Tensor]) -> None:
+    def forward(self, net: Network, limits: EngineLimits) -> None:
         """Marks `logprobs`, and the best tokens with theirs, `top_ids` and `top_logprobs`, largest first."""
-        net, most = x["logits"].net, min(MAX_LOGPROBS, self.config.vocab_size)
-        logits_RV = ops.cast(x["logits"], "float32")
-        z_RV = logits_RV - ops.reduce(logits_RV, "MAX", 1)
-        whole_R1 = ops.unary(ops.reduce(ops.unary(z_RV, "EXP"), "SUM", 1), "LOG")
-        mine_R1 = ops.gather_elements(z_RV, ops.reshape(x["token_ids"], (0, 1)), 1) - whole_R1
-        best_RK, ids_RK = ops.topk(z_RV, most, 1)
-        net.output(ops.reshape(mine_R1, (-1,)), TensorSpec("logprobs", "float32", ("R",)))
-        net.output(best_RK - whole_R1, TensorSpec("top_logprobs", "float32", ("R", most)))
-        net.output(ids_RK, TensorSpec("top_ids", "int32", ("R", most)))
+        alternatives = min(MAX_LOGPROBS, self.config.vocab_size)
+        logits_RV = ops.cast(net.inputs["logits"], "float32")
+        shifted_RV = logits_RV - ops.reduce(logits_RV, "MAX", 1)
+        log_sum_R1 = ops.unary(ops.reduce(ops.unary(shifted_RV, "EXP"), "SUM", 1), "LOG")
+        asked_R1 = ops.gather_elements(shifted_RV, ops.reshape(net.inputs["token_ids"], (0, 1)), 1) - log_sum_R1
+        best_RK, ids_RK = ops.topk(shifted_RV, alternatives, 1)
+        net.output(ops.reshape(asked_R1, (-1,)), TensorSpec("logprobs", "float32", ("R",)))
+        net.output(best_RK - log_sum_R1, TensorSpec("top_logprobs", "float32", ("R", alternatives)))
+        net.output(ids_RK, TensorSpec("top_ids", "int32", ("R", alternatives)))
 
 
-NETWORKS: dict[str, type[LogitsNetwork]] = {one.name: one for one in (Greedy, Sampled, Logprobs)}  # every deployment's
+# The networks of every deployment.
+NETWORKS: dict[str, type[LogitsNetwork]] = {network.name: network for network in (Greedy, Sampled, Logprobs)}
 
 
 def rejecting(q: DraftProbs) -> str:
-    """Name of the network that rejects drafts of such a law."""
+    """Name of the network that rejects drafts of such probs."""
     return f"reject-{q.columns}" if q.candidates else "reject"
 
 
@@ -163,7 +158,7 @@ def _logits_spec(config: VerifierConfig, net_config: NetworkConfig) -> TensorSpe
 
 
 def _probs_specs(config: VerifierConfig, net_config: NetworkConfig) -> list[TensorSpec]:
-    """What a row's law is made of."""
+    """The inputs that a row's probs are computed from."""
     return [
         _logits_spec(config, net_config),
         TensorSpec("adjust_places", "int32", ("E", 2)),  # row and token
@@ -176,7 +171,7 @@ def _probs_specs(config: VerifierConfig, net_config: NetworkConfig) -> list[Tens
 
 
 def _block_specs(limits: EngineLimits) -> list[TensorSpec]:
-    """Which rows are whose, and what was drafted."""
+    """The inputs that say which rows are a block's, and its drafts."""
     return [
         TensorSpec("draft_ids", "int32", ("R",)),  # the draft after each row, if one follows
         TensorSpec("block_rows", "int32", ("B", limits.block_rows)),  # the anchor's row and its drafts'
@@ -184,14 +179,21 @@ def _block_specs(limits: EngineLimits) -> list[TensorSpec]:
     ]
 
 
-def _probs(x: dict[str, Tensor]) -> list[Tensor]:
-    """What every row's law is made of: adjusted logits, and four settings."""
-    entries = (x["adjust_places"], x["adjust_before"], x["adjust_factor"], x["adjust_after"])
-    logits_RV = adjust.native(x["logits"], *entries)
-    return [logits_RV, x["temperature"], x["top_k"], x["top_p"], x["min_p"]]
+def _probs(net: Network) -> dict[str, Tensor]:
+    """Adjusted logits and four settings, from which `sample` and `reject` compute probs, by their arguments' names."""
+    x = net.inputs
+    logits_RV = adjust.native(
+        x["logits"], x["adjust_places"], x["adjust_before"], x["adjust_factor"], x["adjust_after"]
+    )
+    return {"logits_RV": logits_RV} | {f"{name}_R": x[name] for name in ("temperature", "top_k", "top_p", "min_p")}
 
 
-def _verdict(accepted_B: Tensor, tokens_BQ: Tensor) -> None:
-    net = accepted_B.net
+def _accept(net: Network, tokens_R: Tensor) -> None:
+    """Accepts the drafts that are the verifier's tokens."""
+    x = net.inputs
+    _mark(net, *accept.native(tokens_R, x["draft_ids"], x["block_rows"], x["draft_counts"]))
+
+
+def _mark(net: Network, accepted_B: Tensor, tokens_BQ: Tensor) -> None:
     net.output(accepted_B, TensorSpec("accepted", "int32", ("B",)))
     net.output(tokens_BQ, TensorSpec("tokens", "int32", ("B", tokens_BQ.shape[1])))

@@ -1,7 +1,11 @@
 """DFlash2: the DFlash block with dynamic convolutions around its sublayers, and a candidate selector.
 
+    h = input_layernorm(x);            x += conv_after(self_attn(conv_before(h)))      (kernels of both from h)
+    h = post_attention_layernorm(x);   x += conv_after(mlp(conv_before(h)))
+    logits -> the top_k best of every row -> walk: unary + <W_pred[previous] * projection(hidden), W_succ[candidate]>
+
 Legend: T = B * R rows, B blocks, R rows of a block, S = 2 sides (before, after), O taps, D hidden,
-U groups, J drafts, A selector rank.
+U groups, J drafts, Z = B * J, A selector rank, V draft vocabulary, K candidates.
 """
 
 from __future__ import annotations
@@ -23,11 +27,11 @@ class DynamicConvolution(Module):
     """Causal convolution on both sides of a sublayer; both kernels come from the sublayer's input."""
 
     def __init__(self, config: DrafterConfig) -> None:
-        taps, hidden = config.convolution.taps, config.hidden_size
-        self.base_kernel = Weight(2, taps, hidden)
-        self.kernel_projection = Linear(hidden, 2 * taps * (hidden // config.convolution.group))
-        self.rows, self.taps, self.hidden = config.block_size, taps, hidden
-        self.groups = hidden // config.convolution.group
+        convolution, _ = config.dflash2
+        self.rows, self.taps, self.hidden = config.block_size, convolution.taps, config.hidden_size
+        self.groups = self.hidden // convolution.group
+        self.base_kernel = Weight(2, self.taps, self.hidden)
+        self.kernel_projection = Linear(self.hidden, 2 * self.taps * self.groups)
 
     def forward(self, h_TD: Tensor, sublayer: Callable[[Tensor], Tensor], x_TD: Tensor) -> Tensor:
         """The sublayer's input h [T, D] and the residual stream x [T, D] -> x + convolution, sublayer, convolution."""
@@ -36,7 +40,8 @@ class DynamicConvolution(Module):
         return self._side(sublayer(h_TD), delta_BRSOU, AFTER, x_TD)
 
     def _side(self, h_TD: Tensor, delta_BRSOU: Tensor, side: int, x_TD: Tensor | None = None) -> Tensor:
-        h_BRD, x_BRD = (y_TD and ops.reshape(y_TD, (-1, self.rows, self.hidden)) for y_TD in (h_TD, x_TD))
+        h_BRD = ops.reshape(h_TD, (-1, self.rows, self.hidden))
+        x_BRD = None if x_TD is None else ops.reshape(x_TD, (-1, self.rows, self.hidden))
         y_BRD = grouped_conv.native(h_BRD, self.base_kernel.tensor, delta_BRSOU, x_BRD, side=side)
         return ops.reshape(y_BRD, (-1, self.hidden))
 
@@ -60,26 +65,25 @@ class CandidateSelector(Module):
     """Chooses each draft among its row's best logits, given the draft before it."""
 
     def __init__(self, config: DrafterConfig) -> None:
-        rank = config.selector.rank
-        self.hidden_projection = Linear(config.hidden_size, rank)
-        self.predecessor_codebook = Weight(config.vocab_size, rank)
-        self.successor_codebook = Weight(config.draft_vocab_size, rank)
-        self.config = config
+        _, selector = config.dflash2
+        self.hidden_projection = Linear(config.hidden_size, selector.rank)
+        self.predecessor_codebook = Weight(config.vocab_size, selector.rank)
+        self.successor_codebook = Weight(config.draft_vocab_size, selector.rank)
+        self.selector = selector
 
-    def forward(self, rows: Rows, d2t: Tensor | None) -> selector_walk.Walk:
-        """Drafts and what they were chosen by."""
-        config = self.config
-        projected_ZA = self.hidden_projection(ops.reshape(rows.hidden_BJD, (-1, config.hidden_size)))
+    def forward(self, rows: Rows, offset: Tensor | None) -> selector_walk.Walk:
+        """Drafts, their scores, margins and probs. offset: see `DFlash.offset`."""
+        drafts, hidden = rows.hidden_BJD.shape[1:]
+        projected_ZA = self.hidden_projection(ops.reshape(rows.hidden_BJD, (-1, hidden)))
         return selector_walk.native(
             rows.logits_BJV,
-            ops.reshape(projected_ZA, (-1, config.num_drafts, config.selector.rank)),
+            ops.reshape(projected_ZA, (-1, drafts, self.selector.rank)),
             rows.anchor_ids_B,
             self.predecessor_codebook.tensor,
             self.successor_codebook.tensor,
-            k=config.selector.top_k,
-            offset=d2t,
-            temperature=rows.temperature_B,
-            uniform=rows.uniform_BJ,
+            k=self.selector.top_k,
+            offset=offset,
+            **rows.noise,
         )
 
 
@@ -93,7 +97,5 @@ class DFlash2(DFlash):
         self.candidate_selector = CandidateSelector(config)
 
     def propose(self, rows: Rows) -> dict[str, Tensor]:
-        """Drafts by the selector walk; laws are over each row's candidates."""
-        walk = self.candidate_selector(rows, self.d2t.tensor if self.d2t else None)
-        proposal = {"draft_ids": walk.ids_BJ, "scores": walk.scores_BJ, "margin": walk.margins_BJ}
-        return proposal | ({"q": walk.probs_BJK, "q_ids": walk.candidates_BJK} if self.sampled else {})
+        """Drafts by the selector walk; probs are over each row's candidates."""
+        return self.selected(self.candidate_selector(rows, self.offset))

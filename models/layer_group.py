@@ -1,4 +1,4 @@
-"""Some layers of a verifier as a network: what one after the other compiles faster than the whole.
+"""Some layers of a verifier as a network: groups of layers compile faster, one after the other, than the whole.
 
 The first group holds the embedding, the last one the head; in between the residual stream and, where the next layer
 reuses them, the rows attended to go from group to group.
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.models.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
-from glmspec.models.layers.mla import Attended, Step
-from glmspec.models.verifier import Verifier, index_cache, latent_cache
+from glmspec.models.layers.mla import SelectedRows
+from glmspec.models.verifier import Verifier, index_cache, latent_cache, step_of
 from glmspec.network import ops
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import CACHE, TensorSpec
-from glmspec.network.graph import Tensor
+from glmspec.network.graph import Network
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Weight
 
@@ -53,7 +53,7 @@ class LayerGroup(Verifier):
             yield from self.lm_head.weights()
 
     def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
-        """The verifier's, less the caches of other layers, and what comes from the group before."""
+        """The verifier's inputs that these layers read, and the tensors that come from the group before."""
         caches = {name(index) for index in self.span for name in (latent_cache, index_cache)}
         unused = set() if self.first else {"token_ids", VOCABULARY_START}
         unused |= set() if self.last else {"logit_rows", LEGAL_BIAS}
@@ -66,31 +66,31 @@ class LayerGroup(Verifier):
             for spec in super().input_specs(limits, net_config)
             if spec.name not in unused and (spec.role != CACHE or spec.name in caches)
         ]
-        return specs + ([] if self.first else self._handed(net_config, self.span.start))
+        return specs + ([] if self.first else self._handed_on(net_config, self.span.start))
 
-    def forward(self, token_ids_N: Tensor | None, logit_rows_R: Tensor | None, step: Step) -> None:
+    def forward(self, net: Network, limits: EngineLimits) -> None:
         """Marks the stream and rows, or the verifier's own outputs, as outputs."""
-        inputs = step.net.inputs
+        inputs, step = net.inputs, step_of(net, self.config, limits)
+        selected = SelectedRows(inputs[ROWS], inputs[VISIBLE]) if ROWS in inputs else None
         if self.first:
-            x_ND, attended = self.model.embed_tokens(token_ids_N), None
+            x_ND = self.model.embed_tokens(inputs["token_ids"])
+            self.tap(0, x_ND)
         else:
             x_ND = inputs[STREAM]
-            attended = Attended(inputs[ROWS], inputs[VISIBLE]) if ROWS in inputs else None
-        if self.first:
-            self.tap(0, x_ND)
         for index in self.span:
-            x_ND, attended = self.model.layers[index](x_ND, step, attended)
+            x_ND, selected = self.model.layers[index](x_ND, step, selected)
             self.tap(index + 1, x_ND)
         if self.last:
-            self.head(x_ND, logit_rows_R)
-        else:
-            # A tap may be the same tensor, and a tensor has one name.
-            given = (ops.identity(x_ND), attended.rows_NK, attended.visible_NK)
-            for spec, tensor in zip(self._handed(step.net.config, self.span.stop), given, strict=False):
-                step.net.output(tensor, spec)
+            self.head(x_ND)
+            return
+        # A tap may be the same tensor, and a tensor has one name.
+        tensors = [ops.identity(x_ND), *((selected.rows_NK, selected.visible_NK) if selected else ())]
+        for spec, tensor in zip(self._handed_on(net.config, self.span.stop), tensors, strict=False):
+            net.output(tensor, spec)
 
-    def _handed(self, net_config: NetworkConfig, layer: int) -> list[TensorSpec]:
-        """What goes in front of a layer: the stream, and the rows if the layer reuses them."""
+    def _handed_on(self, net_config: NetworkConfig, layer: int) -> list[TensorSpec]:
+        """The tensors that a group's first layer takes from the group before: the stream, and the rows if the layer
+        reuses them."""
         specs = [TensorSpec(STREAM, net_config.compute, ("N", self.config.hidden_size))]
         if self.config.indexer_types[layer] == "shared":
             specs += [TensorSpec(ROWS, "int32", ("N", self.rows)), TensorSpec(VISIBLE, "int32", ("N", self.rows))]

@@ -8,6 +8,15 @@ h_i is the verifier's hidden state after its final norm, or, for the next draft 
 Either source is bound whole, and the network takes its rows: the verifier's `hidden` for the first run of a chain, the
 `draft_hidden` of the run before for those after it.
 
+This is a network beside the verifier's, of the verifier's own decoder layer. Its caches are named as those of layer L
+would be, its weights as in the checkpoint, which is the verifier's: one recipe, one division among ranks, one hash.
+The verifier gives `hidden` only when asked, so its network is the same without the module.
+
+A draft is a run. Which row goes on from which is an input (`hidden_rows`), so states and drafts go from output to
+input on the device. Later runs leave rows in the module's caches that know drafts; the next step's first run writes
+over every one of them that anything will read. `index_share_for_mtp_iteration` would let later runs reuse the first
+one's rows of context, in a second network without an indexer: that is not done, and `engine` says so.
+
 Legend: N tokens of the step, H rows of the source, R rows whose logits are asked for, D hidden, V vocabulary.
 """
 
@@ -18,26 +27,25 @@ from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.models.dflash import TEMPERATURE, UNIFORM
 from glmspec.models.layers.basic import Linear, RMSNorm, VocabularyEmbedding, legal_logits, legal_specs
 from glmspec.models.layers.mla import Step
-from glmspec.models.verifier import DecoderLayer, cache_specs, hidden_spec, step_of, step_specs
+from glmspec.models.network_model import NetworkModel
+from glmspec.models.verifier import DecoderSublayers, cache_specs, hidden_spec, step_of, step_specs
 from glmspec.network import ops
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Module
-from glmspec.network.trt import Backend
 from glmspec.plugins import argmax, draft_probs, draw, margin
-from glmspec.plugins.registration import author
 
 
 class SharedHead(Module):
-    """What is the module's own of its head: the norm before it."""
+    """The module's own part of its head: the norm before it."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class MtpLayer(DecoderLayer):
+class MtpLayer(DecoderSublayers):
     """A decoder layer over the next token's embedding and the hidden state before it."""
 
     def __init__(self, config: VerifierConfig, index: int) -> None:
@@ -51,21 +59,21 @@ class MtpLayer(DecoderLayer):
     def forward(self, embedded_ND: Tensor, hidden_ND: Tensor, step: Step) -> Tensor:
         """The normed hidden state, [N, D]."""
         x_ND = self.eh_proj(ops.concat([self.enorm(embedded_ND), self.hnorm(hidden_ND)], 1))
-        x_ND, _ = super().forward(x_ND, step, None)
+        x_ND, _ = self.sublayers(x_ND, step, None)
         return self.shared_head.norm(x_ND)
 
 
-class Mtp(Module):
-    """The module as a network: owns the engine's inputs and outputs. Its weights have the checkpoint's names.
+class Mtp(NetworkModel):
+    """The module as a network. Its weights have the checkpoint's names.
 
-    sampled: drafts are drawn, from the law `q` that is one more output; else they are the best. illegal: ids that are
-    never drafted.
+    sampled: drafts are drawn, from the probs `q` that are one more output; else they are the best. illegal: ids that
+    are never drafted.
     """
 
+    name = path = "mtp"
+
     def __init__(self, config: VerifierConfig, *, sampled: bool = False, illegal: IllegalIds = ALL_LEGAL) -> None:
-        self.config = config
-        self.illegal = illegal
-        self.sampled = sampled
+        self.config, self.sampled, self.illegal = config, sampled, illegal
         self.index = config.num_hidden_layers
         self.embed_tokens = VocabularyEmbedding(config.vocab_size, config.hidden_size)
         self.layer = MtpLayer(config, self.index)
@@ -74,7 +82,7 @@ class Mtp(Module):
         self.lm_head.named("lm_head")
 
     def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
-        """Step inputs, tables and caches; the weights come from `weight_inputs`."""
+        """Step inputs, tables and caches."""
         return [
             *step_specs(self.config, limits, net_config),
             *legal_specs(self.config.vocab_size, self.illegal, net_config),
@@ -84,19 +92,10 @@ class Mtp(Module):
             *cache_specs(self.config.deeper(1), self.index, limits, net_config),
         ]
 
-    def author(self, limits: EngineLimits, net_config: NetworkConfig, backend: Backend) -> Network:
-        """The whole network, the same for every rank."""
-        net = Network("mtp", net_config, backend, author)
-        net.declare(self.input_specs(limits, net_config) + self.weight_inputs(net_config))
-        for weight in self.weights():
-            weight.bind(net)
-        self.forward(net.inputs, step_of(net, self.config, limits))
-        return net.finish()
-
-    def forward(self, x: dict[str, Tensor], step: Step) -> None:
+    def forward(self, net: Network, limits: EngineLimits) -> None:
         """Marks `logits`, `draft_ids`, `margin` (of the best logit over the second best), `draft_hidden` and, where
-        drafts are drawn, `q` as outputs. x: the inputs."""
-        net, config = step.net, self.config
+        drafts are drawn, `q` as outputs."""
+        x, config, step = net.inputs, self.config, step_of(net, self.config, limits)
         hidden_ND = ops.gather(x["hidden"], x["hidden_rows"])
         hidden_ND = self.layer(self.embed_tokens(x["token_ids"]), hidden_ND, step)
         logits_RV = legal_logits(self.lm_head(ops.gather(hidden_ND, x["logit_rows"])), config.vocab_size)

@@ -11,6 +11,7 @@ from glmspec.models.dspark import DSpark
 from glmspec.models.mtp import MtpLayer
 from glmspec.models.verifier import Verifier
 from glmspec.network.contract import TensorSpec
+from glmspec.network.module import Module
 
 _DRAFTERS: dict[str, type[DFlash]] = {"dflash": DFlash, "dflash2": DFlash2, "dspark": DSpark}
 
@@ -35,5 +36,7 @@ def model_of(
 def checkpoint_specs(config: VerifierConfig | DrafterConfig, modules: int) -> list[TensorSpec]:
     """The weights of a checkpoint, whole and plain: those of the config's own network and of so many MTP modules beyond
     a verifier's last layer."""
-    extra = [MtpLayer(config, config.num_hidden_layers + at) for at in range(modules)]
-    return [spec for tree in (model_of(config), *extra) for spec in tree.weight_specs("bfloat16")]
+    trees: list[Module] = [model_of(config)]
+    if isinstance(config, VerifierConfig):
+        trees += [MtpLayer(config, config.num_hidden_layers + at) for at in range(modules)]
+    return [spec for tree in trees for spec in tree.weight_specs("bfloat16")]

@@ -1,5 +1,13 @@
 """The GLM-5.3 verifier: embedding, decoder layers, final norm, language-model head.
 
+    token ids -> embed_tokens -> [decoder layer] x L -> norm -> lm_head -> logits, greedy ids
+    decoder layer:  x += all_reduce(self_attn(input_layernorm(x)));  x += all_reduce(mlp(post_attention_layernorm(x)))
+
+Every rank has the same network, so one plan serves all. What differs is in the inputs: a rank's part of the weights,
+and where its vocabulary and its experts begin. A sublayer ends in one all-reduce; the vocabulary is looked up in parts
+and summed, its logits are gathered. Latents and index keys are on every rank: they are small, and the choice of rows
+must be the same everywhere.
+
 Legend: N tokens of the step, R rows whose logits are asked for, D hidden, V vocabulary.
 """
 
@@ -17,39 +25,46 @@ from glmspec.models.layers.basic import (
     legal_logits,
     legal_specs,
 )
-from glmspec.models.layers.mla import Attended, LatentAttention, Step
+from glmspec.models.layers.mla import LatentAttention, Segments, SelectedRows, Step
 from glmspec.models.layers.moe import MixtureOfExperts
 from glmspec.models.layers.paged import WritePlan, cache_spec
 from glmspec.models.layers.rotary import Rotary, rope_table_spec
+from glmspec.models.network_model import NetworkModel
 from glmspec.network import ops
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TABLE, TensorSpec
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Module
-from glmspec.network.trt import Backend
 from glmspec.plugins import argmax
-from glmspec.plugins.registration import author
 
 
-class DecoderLayer(Module):
+class DecoderSublayers(Module):
     """Attention and MLP (dense or experts), each normed before and added to the residual stream."""
 
     def __init__(self, config: VerifierConfig, index: int) -> None:
         full = config.indexer_types[index] == "full"
-        sparse = config.mlp_layer_types[index] == "sparse"
+        self.sparse = config.mlp_layer_types[index] == "sparse"
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = LatentAttention(config, full, latent_cache(index), index_cache(index))
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.sparse = sparse
-        self.mlp = MixtureOfExperts(config) if sparse else MLP(config.hidden_size, config.intermediate_size)
+        self.mlp = MixtureOfExperts(config) if self.sparse else MLP(config.hidden_size, config.intermediate_size)
 
-    def forward(self, x_ND: Tensor, step: Step, shared: Attended | None) -> tuple[Tensor, Attended]:
-        """The residual stream after this layer, and the rows it attended to."""
-        attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
+    def sublayers(self, x_ND: Tensor, step: Step, selected: SelectedRows | None) -> tuple[Tensor, SelectedRows]:
+        """The residual stream after both, [N, D], and the rows attended to. selected: by the layer before."""
+        attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, selected)
         x_ND = x_ND + ops.all_reduce(attention_ND)
-        pieces = (step.expert_pieces,) if self.sparse else ()
-        return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND), *pieces)), attended
+        h_ND = self.post_attention_layernorm(x_ND)
+        y_ND = self.mlp(h_ND, step.expert_tiles) if self.sparse else self.mlp(h_ND)
+        return x_ND + ops.all_reduce(y_ND), attended
+
+
+class DecoderLayer(DecoderSublayers):
+    """One of the verifier's layers."""
+
+    def forward(self, x_ND: Tensor, step: Step, selected: SelectedRows | None) -> tuple[Tensor, SelectedRows]:
+        """See `sublayers`."""
+        return self.sublayers(x_ND, step, selected)
 
 
 class DecoderStack(Module):
@@ -61,13 +76,15 @@ class DecoderStack(Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class Verifier(Module):
-    """The verifier as a network: owns the engine's inputs and outputs.
+class Verifier(NetworkModel):
+    """The verifier as a network.
 
-    taps: k asks for the residual stream after k layers (0 is the embedding), as `tap.k`. hidden: asks for what the head
-    reads, the normed end of the stream, of every row; the MTP module goes on from it. illegal: ids that are
+    taps: k asks for the residual stream after k layers (0 is the embedding), as `tap.k`. hidden: asks for the
+    head's input, the normed end of the stream, of every row; the MTP module goes on from it. illegal: ids that are
     never chosen.
     """
+
+    name = "verifier"
 
     def __init__(
         self,
@@ -77,41 +94,32 @@ class Verifier(Module):
         hidden: bool = False,
         illegal: IllegalIds = ALL_LEGAL,
     ) -> None:
-        self.config = config
-        self.taps = taps
-        self.hidden = hidden
-        self.illegal = illegal
+        self.config, self.taps, self.hidden, self.illegal = config, taps, hidden, illegal
         self.model = DecoderStack(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.named()
 
     def input_specs(self, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
-        """Step inputs, tables and caches; the weights come from `weight_inputs`."""
-        specs = step_specs(self.config, limits, net_config) + legal_specs(
-            self.config.vocab_size, self.illegal, net_config
-        )
-        for index in range(self.config.num_hidden_layers):
-            specs += cache_specs(self.config, index, limits, net_config)
-        return specs
+        """Step inputs, tables and caches."""
+        return [
+            *step_specs(self.config, limits, net_config),
+            *legal_specs(self.config.vocab_size, self.illegal, net_config),
+            *(
+                spec
+                for index in range(self.config.num_hidden_layers)
+                for spec in cache_specs(self.config, index, limits, net_config)
+            ),
+        ]
 
-    def author(self, limits: EngineLimits, net_config: NetworkConfig, backend: Backend) -> Network:
-        """The whole network, the same for every rank."""
-        net = Network("verifier", net_config, backend, author)
-        net.declare(self.input_specs(limits, net_config) + self.weight_inputs(net_config))
-        for weight in self.weights():
-            weight.bind(net)
-        with net.scope(self.path):
-            self.forward(net.inputs.get("token_ids"), net.inputs.get("logit_rows"), step_of(net, self.config, limits))
-        return net.finish()
-
-    def forward(self, token_ids_N: Tensor, logit_rows_R: Tensor, step: Step) -> None:
+    def forward(self, net: Network, limits: EngineLimits) -> None:
         """Marks `logits`, `greedy_ids`, the taps and `hidden` as outputs."""
-        x_ND, attended = self.model.embed_tokens(token_ids_N), None
+        step, selected = step_of(net, self.config, limits), None
+        x_ND = self.model.embed_tokens(net.inputs["token_ids"])
         self.tap(0, x_ND)
         for index, layer in enumerate(self.model.layers, 1):
-            x_ND, attended = layer(x_ND, step, attended)
+            x_ND, selected = layer(x_ND, step, selected)
             self.tap(index, x_ND)
-        self.head(x_ND, logit_rows_R)
+        self.head(x_ND)
 
     def tap(self, layers: int, x_ND: Tensor) -> None:
         """Mark the residual stream after so many layers as an output, if a drafter reads it."""
@@ -119,9 +127,9 @@ class Verifier(Module):
             net = x_ND.net
             net.output(x_ND, TensorSpec(tap_name(layers), net.compute, ("N", self.config.hidden_size)))
 
-    def head(self, x_ND: Tensor, logit_rows_R: Tensor) -> None:
+    def head(self, x_ND: Tensor) -> None:
         """Mark `logits`, `greedy_ids` and, if it is asked for, `hidden` as outputs."""
-        net, config = x_ND.net, self.config
+        net, config, logit_rows_R = x_ND.net, self.config, x_ND.net.inputs["logit_rows"]
         if self.hidden:
             hidden_ND = self.model.norm(x_ND)
             net.output(hidden_ND, hidden_spec(config, net.compute))
@@ -134,13 +142,11 @@ class Verifier(Module):
 
 
 def step_specs(config: VerifierConfig, limits: EngineLimits, net_config: NetworkConfig) -> list[TensorSpec]:
-    """What a run of decoder layers over packed rows reads: step inputs and tables, without caches."""
+    """Step inputs and tables of decoder layers over packed rows; caches come from `cache_specs`."""
     return [
         TensorSpec("token_ids", "int32", ("N",)),
         TensorSpec("positions", "int32", ("N",)),
-        TensorSpec("segment_rows", "int32", ("G", "S")),  # rows of the step, a segment a line
-        TensorSpec("row_slot", "int32", ("N", 2)),  # the inverse: (segment, place in it) of a row
-        TensorSpec("page_table", "int32", ("G", "M")),
+        *Segments.specs(),
         *WritePlan.specs("N"),
         TensorSpec("logit_rows", "int32", ("R",)),
         rope_table_spec(limits.table_positions, config.qk_rope_head_dim, net_config.compute),
@@ -149,27 +155,25 @@ def step_specs(config: VerifierConfig, limits: EngineLimits, net_config: Network
 
 
 def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
-    """The step of a network that declared `step_specs`, or what its layers read of them."""
-    inputs, net_config, k = net.inputs, net.config, limits.index_topk(config.index_topk)
-    # Plugins read keys and latents in their pages; layers gather them first.
-    pieces = limits.index_pieces(1 if net_config.plugins else config.index_head_dim, net_config.profile)
-    gathered = 1 if net_config.plugins else k * config.latent_dim
-    experts = (
-        config.n_routed_experts // net_config.mapping.ep * max(config.hidden_size, 2 * config.moe_intermediate_size)
-    )
+    """The step of a network that declared `step_specs`, or those that its layers read."""
+    net_config, k = net.config, limits.index_topk(config.index_topk)
+    profile, experts = net_config.profile, config.n_routed_experts // net_config.mapping.ep
+    # Elements of the largest tensors: plugins read keys and latents in their pages, layers gather them first.
+    index_columns = 1 if net_config.plugins else config.index_head_dim
+    latent_elements = 1 if net_config.plugins else k * config.latent_dim
+    expert_elements = experts * max(config.hidden_size, 2 * config.moe_intermediate_size)
+    index_tiles = limits.index_tiles(index_columns, profile)
     return Step(
         net=net,
-        positions_N=inputs["positions"],
-        segment_rows_GS=inputs.get("segment_rows"),
-        row_slot_N2=inputs.get("row_slot"),
-        page_table_GM=inputs.get("page_table"),
-        rotary=Rotary.at(inputs["positions"]),
+        positions_N=net.inputs["positions"],
+        segments=Segments.of(net) if "segment_rows" in net.inputs else None,
+        rotary=Rotary.at(net.inputs["positions"]),
         plan=WritePlan.of(net),
         index_topk=k,
-        index_pieces=pieces,
-        index_heads=limits.index_heads(config.index_n_heads, pieces, net_config.profile),
-        attention_pieces=limits.row_pieces(gathered, net_config.profile),
-        expert_pieces=limits.row_pieces(experts if net_config.moe == "composed" else 1, net_config.profile),
+        index_tiles=index_tiles,
+        index_heads=limits.index_heads(config.index_n_heads, index_tiles, profile),
+        attention_tiles=limits.row_tiles(latent_elements, profile),
+        expert_tiles=limits.row_tiles(expert_elements if net_config.moe == "composed" else 1, profile),
     )
 
 
@@ -189,7 +193,7 @@ def hidden_spec(config: VerifierConfig, compute: str, rows: str = "N") -> Tensor
 
 
 def rank_specs(net_config: NetworkConfig) -> list[TensorSpec]:
-    """What tells a rank which part of the vocabulary and which experts are its own."""
+    """Tables that tell a rank which part of the vocabulary and which experts are its own."""
     names = [VOCABULARY_START] * (net_config.mapping.tp > 1) + [EXPERT_START] * (net_config.mapping.ep > 1)
     return [TensorSpec(name, "int32", (1,), TABLE) for name in names]
 

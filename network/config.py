@@ -1,13 +1,15 @@
-"""The form of a network: compute dtype, number format of every weight, division among ranks.
+"""How a network is authored: its compute dtype, the number format of every weight, the division among ranks.
 
-The same rules say what tensors a rank's files hold of a weight (the converter writes them, `Checkpoint` checks them)
-and what inputs the rank's network declares for it. Those are the same on every rank, so ranks share one network.
+The converter and the networks share `NetworkConfig`: one function (`tensors_of`) decides what tensors a rank's files
+hold of a weight (the converter writes them, `Checkpoint` checks them) and what inputs a network declares for it. Those
+inputs are the same on every rank, so ranks share one network and one plan. Quantized weights are inputs as they lie in
+the checkpoint, which keeps engines small and valid for every checkpoint of their shape.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as Table
+from collections import abc
 from dataclasses import dataclass, field, replace
 
 from glmspec.network.contract import WEIGHT, TensorSpec
@@ -46,15 +48,15 @@ def field_name(name: str, suffix: str) -> str:
 def tensors_of(name: str, dims: Shape, format: str, layout: Layout, scaled: bool, rank: int) -> dict[str, RankTensor]:
     """The tensors a rank holds of a weight, by field. dims: of the whole weight. scaled: it has an activation scale."""
     units, rows, columns = layout.box(rank)
-    made = {}
-    for suffix, one in FORMATS[format].items():
-        size = one.size(len(rows), len(columns))
-        shape = _shape(dims, layout, len(units), size, bool(one.rows))
-        made[suffix] = RankTensor(field_name(name, suffix), one.dtype, shape)
+    tensors = {}
+    for suffix, part in FORMATS[format].items():
+        size = part.size(len(rows), len(columns))
+        shape = _shape(dims, layout, len(units), size, bool(part.rows))
+        tensors[suffix] = RankTensor(field_name(name, suffix), part.dtype, shape)
     if scaled:
         shape = _shape(dims, layout, len(units), (1, 1), False)
-        made["input_scale"] = RankTensor(field_name(name, "input_scale"), "F32", shape)
-    return made
+        tensors["input_scale"] = RankTensor(field_name(name, "input_scale"), "F32", shape)
+    return tensors
 
 
 def _shape(dims: Shape, layout: Layout, units: int, size: tuple[int, int], matrix: bool) -> Shape:
@@ -80,11 +82,11 @@ class NetworkConfig:
 
     compute: str
     mapping: Mapping = field(default_factory=Mapping)
-    formats: Table[str, str] = field(default_factory=dict)
+    formats: abc.Mapping[str, str] = field(default_factory=dict)
     scaled: frozenset[str] = frozenset()
     profile: str = CONTEXT
     moe: str = "composed"
-    sizes: Table[str, int] = field(default_factory=dict)
+    sizes: abc.Mapping[str, int] = field(default_factory=dict)
     plugins: str = ""
 
     @property
@@ -98,19 +100,19 @@ class NetworkConfig:
 
     def fixed(self, spec: TensorSpec) -> TensorSpec:
         """An input or output with the symbols that are fixed replaced by their sizes."""
-        return replace(spec, dims=tuple(self.sizes.get(dim, dim) for dim in spec.dims)) if self.sizes else spec
+        return replace(spec, dims=tuple(self.sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.dims))
 
     def specs(self, whole: TensorSpec, drafter: bool = False) -> dict[str, TensorSpec]:
         """The network inputs that a weight is, by field. whole: the weight before division, in its plain dtype."""
-        dims, format, layout = tuple(whole.dims), self.format(whole.name), layout_of(whole, self.mapping, drafter)
+        dims, format, layout = whole.sizes, self.format(whole.name), layout_of(whole, self.mapping, drafter)
         if format is None:
             plain = tensors_of(whole.name, dims, "float32", layout, False, 0)[""].shape
             return {"": TensorSpec(whole.name, whole.dtype, plain, WEIGHT)}
         tensors = tensors_of(whole.name, dims, format, layout, whole.name in self.scaled, 0)
-        return {suffix: _spec(one) for suffix, one in tensors.items()}
+        return {suffix: _spec(tensor) for suffix, tensor in tensors.items()}
 
 
-def quantized_formats(formats: Table[str, str]) -> dict[str, str]:
+def quantized_formats(formats: abc.Mapping[str, str]) -> dict[str, str]:
     """Of a checkpoint's formats, those a network must know: the quantized ones."""
     return {name: format for name, format in formats.items() if format in QUANTIZED}
 

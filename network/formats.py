@@ -31,7 +31,7 @@ class Field:
 
     def size(self, rows: int, columns: int) -> tuple[int, int]:
         """The field's own rows and columns for a matrix [rows, columns]."""
-        return tuple(-(-n // by) if by else 1 for n, by in ((rows, self.rows), (columns, self.columns)))
+        return -(-rows // self.rows) if self.rows else 1, -(-columns // self.columns) if self.columns else 1
 
 
 FORMATS: dict[str, dict[str, Field]] = {

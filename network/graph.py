@@ -1,10 +1,13 @@
 """`Network` and `Tensor`: TensorRT's INetworkDefinition behind names, scopes and regions.
 
-Every layer is named after the module that made it ("model.layers.0.self_attn/matmul.5")
+A network is written once, on INetworkDefinition: there is no ONNX and no second graph. Model files see only `ops`;
+`trt.py` picks the TensorRT. Every layer is named after the module that made it ("model.layers.0.self_attn/matmul.5")
 and its output shape is read at once, so a mistake is reported where it was made.
-A region is a run of layers that together are one op of `glmspec.plugins`; the layers'
-metadata says so, and a reader of the network (the reference executor) may replace the
-region by the op's reference.
+
+Weights are network inputs. Engines hold none, so they are small, build anywhere, and fit any checkpoint of their shape.
+
+A region is a run of layers that together are one op of `glmspec.plugins`; the layers' metadata says so, and a reader
+of the network (the reference executor) may replace the region by the op's reference.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from glmspec.network.trt import Backend
 
 
 class Tensor:
-    """A value in a network: what the ops take and return. Operators broadcast like NumPy's."""
+    """A value in a network, which the ops take and return. Operators broadcast like NumPy's."""
 
     __slots__ = ("net", "trt")
 
@@ -85,7 +88,7 @@ Plugged = Callable[["Network", str, Sequence[Tensor], Mapping[str, Any]], list[T
 
 class Network:
     """A network being authored. name: shown in errors and kept in the plan. plugged: makes plugin layers, where the
-    form asks for them."""
+    config asks for them."""
 
     def __init__(self, name: str, net_config: NetworkConfig, backend: Backend, plugged: Plugged | None = None) -> None:
         self.backend = backend
@@ -107,7 +110,7 @@ class Network:
         self._counts: Counter[str] = Counter()
         self._constants: dict[tuple, Tensor] = {}
         self.kernels: dict[Any, None] = {}  # variants that its plugins launch (`glmspec.plugins.compiler`)
-        self.shared: dict[tuple, Tensor] = {}  # what several modules make of one tensor, made once
+        self.shared: dict[tuple, Any] = {}  # values that several modules compute of one tensor, by name and tensor
         self._arrays: list[np.ndarray] = []  # TensorRT reads a constant's memory at build time
 
     @property
@@ -123,17 +126,17 @@ class Network:
             raise NetworkError(f"{self.name}: inputs must be declared before the first layer")
         for spec in map(self.config.fixed, specs):
             dims = tuple(dim if isinstance(dim, int) else -1 for dim in spec.dims)
-            made = self.definition.add_input(spec.name, self.backend.dtype(spec.dtype), dims)
-            if made is None:
+            given = self.definition.add_input(spec.name, self.backend.dtype(spec.dtype), dims)
+            if given is None:
                 raise NetworkError(f"{self.name}: input {spec}: {self.backend.take_errors()}")
             for axis, dim in enumerate(spec.dims):
                 if isinstance(dim, str):
-                    made.set_dimension_name(axis, dim)
-            self.inputs[spec.name] = Tensor(self, made)
+                    given.set_dimension_name(axis, dim)
+            self.inputs[spec.name] = Tensor(self, given)
             self._specs.append(spec)
 
     def output(self, tensor: Tensor, spec: TensorSpec) -> None:
-        """Mark an output. Raises `NetworkError` when the tensor is not what `spec` promises."""
+        """Mark an output. Raises `NetworkError` when the tensor does not fit `spec`."""
         spec = self.config.fixed(spec)
         fits = tensor.rank == len(spec.dims) and all(
             isinstance(dim, str) or size in (dim, -1) for size, dim in zip(tensor.shape, spec.dims, strict=False)
@@ -185,8 +188,8 @@ class Network:
                 "outputs": [tensor.trt.name for tensor in region.outputs],
                 "attributes": region.attributes,
             }
-            said = json.loads(region.first.metadata)  # of a plugin layer: which one
-            region.first.metadata = json.dumps({**said, **head}, sort_keys=True)
+            metadata = json.loads(region.first.metadata)  # of a plugin layer: which plugin
+            region.first.metadata = json.dumps(metadata | head, sort_keys=True)
         return self
 
     # -- layers ----------------------------------------------------------------------------
@@ -203,17 +206,15 @@ class Network:
             region = self._regions[self._region - 1]
             region.first = region.first or layer
             layer.metadata = json.dumps({"region": self._region})
-        made = []
-        for index in range(outputs):
-            tensor = layer.get_output(index)
-            tensor.name = name if outputs == 1 else f"{name}:{index}"
-            made.append(Tensor(self, tensor))
-        self._check(name, made)
-        return made[0] if outputs == 1 else tuple(made)
+        tensors = tuple(Tensor(self, layer.get_output(index)) for index in range(outputs))
+        for index, tensor in enumerate(tensors):
+            tensor.trt.name = name if outputs == 1 else f"{name}:{index}"
+        self._check(name, tensors)
+        return tensors[0] if outputs == 1 else tensors
 
-    def _check(self, name: str, made: list[Tensor]) -> None:
+    def _check(self, name: str, tensors: tuple[Tensor, ...]) -> None:
         try:
-            for tensor in made:
+            for tensor in tensors:
                 tensor.trt.shape  # noqa: B018  (reading it makes TensorRT infer, and complain)
         except RuntimeError as error:
             raise NetworkError(f"{name}: {self.backend.take_errors() or error}") from None
@@ -236,11 +237,11 @@ class Network:
         region, self._region = self._region, None
         self._arrays.append(array)
         with self.scope(self.name):
-            made = self.add(self.definition.add_constant(array.shape, self.api.Weights(array)), "constant")
+            constant = self.add(self.definition.add_constant(array.shape, self.api.Weights(array)), "constant")
             if dtype == "bfloat16":  # NumPy has no bfloat16: a float32 constant, cast once
-                made = self.add(self.definition.add_cast(made.trt, self.backend.dtype(dtype)), "cast")
+                constant = self.add(self.definition.add_cast(constant.trt, self.backend.dtype(dtype)), "cast")
         self._region = region
-        return made
+        return constant
 
     def elementwise(self, left: Tensor | float, right: Tensor | float, kind: str) -> Tensor:
         """A binary operation. Plain numbers become constants; ranks are made equal by leading ones."""

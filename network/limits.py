@@ -31,9 +31,9 @@ class EngineLimits:
                 raise ConfigError(f"engine limits: {name}: found {value}, expected at least 1.")
         if self.max_model_len < 2:
             raise ConfigError("engine limits: max_model_len: found 1, expected at least 2: a prompt and an answer.")
-        rows, most = self.max_num_seqs * self.block_rows, self.max_num_batched_tokens // self.block_rows
+        rows, max_blocks = self.max_num_seqs * self.block_rows, self.max_num_batched_tokens // self.block_rows
         if self.max_num_batched_tokens < rows:
-            fewer = f", or max_num_seqs of at most {most}" if most else ""
+            fewer = f", or max_num_seqs of at most {max_blocks}" if max_blocks else ""
             raise ConfigError(
                 f"engine limits: max_num_batched_tokens: found {self.max_num_batched_tokens}, "
                 f"expected at least {rows}{fewer}: "
@@ -57,7 +57,7 @@ class EngineLimits:
         """Pages of the caches: those that sequences share, and the null page."""
         return 1 + (self.pool_pages or self.max_num_seqs * self.pages_per_sequence)
 
-    def ring_pages(self, window: int) -> int:
+    def ring_pages(self, window: int | None) -> int:
         """Pages of the ring in which a sequence's sliding layers keep `window` rows, 0 without a window: a window that
         begins inside a page ends in one more."""
         return min(-(-window // self.page_size) + 1, self.pages_per_sequence) if window else 0
@@ -82,8 +82,8 @@ class EngineLimits:
         """Pages that a page table must have for the DSA top-k."""
         return -(-self.index_topk(configured) // self.page_size)
 
-    def index_pieces(self, columns: int, profile: str) -> int:
-        """In how many pieces the segments of a step are scored by the indexer: the scores, one for a row of a segment
+    def index_tiles(self, columns: int, profile: str) -> int:
+        """In how many tiles the segments of a step are scored by the indexer: the scores, one for a row of a segment
         and row of the longest context, and the keys, so many columns for a segment and row of the longest context, are
         a step's largest tensors, and may be more than TensorRT counts. columns: 1 where keys are read in their pages.
         """
@@ -91,21 +91,21 @@ class EngineLimits:
         segment = max(ranges["S"][2], columns)
         context = self.pages_per_sequence * self.page_size
         if segment * context > MAX_ELEMENTS:
-            most = MAX_ELEMENTS // (segment * self.page_size) * self.page_size
+            max_context = MAX_ELEMENTS // (segment * self.page_size) * self.page_size
             raise ConfigError(
-                f"--max-model-len: found {self.max_model_len:,}, expected at most {most:,}: a segment's index keys and "
-                f"scores may have {MAX_ELEMENTS:,} elements."
+                f"--max-model-len: found {self.max_model_len:,}, expected at most {max_context:,}: a segment's index "
+                f"keys and scores may have {MAX_ELEMENTS:,} elements."
             )
         return -(-ranges["G"][2] // (MAX_ELEMENTS // (segment * context)))
 
-    def row_pieces(self, elements: int, profile: str) -> int:
-        """In how many pieces the rows of a step are computed where a tensor has so many elements for each."""
+    def row_tiles(self, elements: int, profile: str) -> int:
+        """In how many tiles the rows of a step are computed where a tensor has so many elements for each."""
         return -(-self.profiles(0)[profile]["N"][2] // max(1, MAX_ELEMENTS // elements))
 
-    def index_heads(self, heads: int, pieces: int, profile: str) -> int:
-        """Heads of the indexer that are scored at once, of a piece of a step's segments."""
+    def index_heads(self, heads: int, tiles: int, profile: str) -> int:
+        """Heads of the indexer that are scored at once, of a tile of a step's segments."""
         ranges = self.profiles(0)[profile]
-        rows = -(-ranges["G"][2] // pieces) * ranges["S"][2]
+        rows = -(-ranges["G"][2] // tiles) * ranges["S"][2]
         return min(heads, max(1, SCORES_AT_ONCE // (rows * self.pages_per_sequence * self.page_size)))
 
     def profiles(self, k: int, window: int = 0, vocab_size: int | None = None) -> dict[str, Ranges]:
@@ -115,15 +115,15 @@ class EngineLimits:
         seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
         blocks = seqs * self.block_rows
         segments = seqs + -(-tokens // self.segment_rows)
-        judged = self._acceptance_ranges(vocab_size)
+        sizes = {GENERATION: (blocks, seqs, self.block_rows), CONTEXT: (tokens, segments, self.segment_rows)}
         return {
-            GENERATION: self._ranges(k, blocks, seqs, self.block_rows) | judged | self._ring_ranges(window, blocks),
-            CONTEXT: self._ranges(k, tokens, segments, self.segment_rows) | judged | self._ring_ranges(window, tokens),
+            profile: self._ranges(k, *rows) | self._acceptance_ranges(vocab_size) | self._ring_ranges(window, rows[0])
+            for profile, rows in sizes.items()
         }
 
     def _acceptance_ranges(self, vocab_size: int | None) -> Ranges:
-        """Of the symbols that only acceptance has. What is adjusted in a row is named, or in its sequence; there are no
-        more logits than tokens."""
+        """Of the symbols that only acceptance has. A row's adjusted tokens are named by the request or in its sequence;
+        there are no more of them than the vocabulary has."""
         rows, named = self.max_num_seqs * self.block_rows, self.table_positions + 2 * MAX_ADJUSTED
         entries = min(rows * min(named, vocab_size or named), MAX_ELEMENTS // 2)
         return {"E": (1, 1, entries), "Z": (1, self.block_rows, rows)}
@@ -150,9 +150,9 @@ class EngineLimits:
         if not window:
             return {}
         ring_pages = self.ring_pages(window)
-        pages, most = self.num_ring_pages(ring_pages), min(rows, self.max_num_seqs * ring_pages * self.page_size)
+        pages, max_rows = self.num_ring_pages(ring_pages), min(rows, self.max_num_seqs * ring_pages * self.page_size)
         return {
-            "CR": (1, min(self.block_rows, most), most),
+            "CR": (1, min(self.block_rows, max_rows), max_rows),
             "XR": (2, pages, pages),
             "XR+1": (3, pages + 1, pages + 1),
         }

@@ -1,4 +1,4 @@
-"""What this machine can do: its GPU, and the TensorRT that is installed."""
+"""This machine's GPU, and the TensorRT that is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Machine:
 
 
 def this_machine(package: str) -> Machine:
-    """What is here. package: "tensorrt" or "tensorrt_rtx"."""
+    """This machine. package: "tensorrt" or "tensorrt_rtx"."""
     import torch
 
     capability = None

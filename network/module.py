@@ -1,7 +1,7 @@
 """`Module` and `Weight`: a model as a tree whose leaves are the weights it needs.
 
-The tree can be walked without TensorRT: the same walk that declares a network's weight
-inputs is the converter's contract.
+The tree can be walked without TensorRT. The walk that declares a network's weight inputs is also the converter's
+contract: a weight that no tensor supplies and a tensor that no weight takes are both errors.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Module:
                 yield from child.weights()
 
     def weight_specs(self, compute: str) -> list[TensorSpec]:
-        """The weights before division, plain: what the converter must find. compute: dtype of those that name none."""
+        """The weights before division, plain, which the converter must find. compute: dtype of those that name none."""
         return [weight.whole(compute) for weight in self.weights()]
 
     def weight_inputs(self, net_config: NetworkConfig) -> list[TensorSpec]:

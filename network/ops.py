@@ -2,6 +2,10 @@
 
 Axes are non-negative. In `reshape`, 0 copies the input's dimension at that position and
 -1 is inferred, as in TensorRT.
+
+Legend: N rows or tokens, D columns, C columns of a matrix, H heads (of a cache: key/value heads), F columns of a head
+(of experts: their width), E half of the rotary columns (of experts: how many there are), A experts a token, X pages,
+P rows a page.
 """
 
 from __future__ import annotations
@@ -169,12 +173,12 @@ def concat(parts: Sequence[Tensor], axis: int) -> Tensor:
     return net.add(layer, "concat")
 
 
-def arange_like(x: Tensor, axis: int, pieces: int = 1) -> Tensor:
-    """int32 [size of x's axis]: 0, 1, 2, ... pieces: of as many as one of so many equal pieces has, rounded up."""
+def arange_like(x: Tensor, axis: int, tiles: int = 1) -> Tensor:
+    """int32 [size of x's axis]: 0, 1, 2, ... tiles: of as many as one of so many equal tiles has, rounded up."""
     net = x.net
     size = narrow(net.add(net.definition.add_shape(x.trt), "shape"), 0, axis, 1)
-    if pieces > 1:
-        size = (size + (pieces - 1)) // pieces
+    if tiles > 1:
+        size = (size + (tiles - 1)) // tiles
     given = (size, net.constant(0, "int32"), net.constant([1], "int32"))  # size, start, step
     layer = net.definition.add_fill((1,), net.api.FillOperation.LINSPACE, net.api.DataType.INT32)
     for index, value in enumerate(given):
@@ -203,12 +207,20 @@ def layer_norm(x_ND: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Te
 
 def pad(x: Tensor, axis: int, size: int) -> Tensor:
     """x with zeros after its last column of an axis, up to `size` of them; x itself when it has as many."""
-    if x.shape[axis] == size:
-        return x
-    layer = x.net.definition.add_slice(x.trt, (0,), (size,), (1,))
+    return x if x.shape[axis] == size else _window(x, axis, 0, size, "pad")
+
+
+def shift(x: Tensor, axis: int, by: int) -> Tensor:
+    """x moved towards higher indices along an axis of known size, zeros coming in; x itself for 0."""
+    return x if by == 0 else _window(x, axis, -by, x.shape[axis], "shift")
+
+
+def _window(x: Tensor, axis: int, start: int, size: int, kind: str) -> Tensor:
+    """size columns of one axis from start on, zeros where x has none."""
+    layer = x.net.definition.add_slice(x.trt, (start,), (size,), (1,))
     layer.axes = (axis,)
     layer.mode = x.net.api.SampleMode.FILL
-    return x.net.add(layer, "pad")
+    return x.net.add(layer, kind)
 
 
 def quantize(x: Tensor, scale: Tensor, block: Sequence[int] = (), axis: int | None = None) -> Tensor:
@@ -290,13 +302,3 @@ def kv_update(cache_XHPD: Tensor, rows_NHD: Tensor, offset_X: Tensor, cumulative
         layer.update_form = net.api.AttentionIOForm.PACKED_NHD
         layer.update_lengths = cumulative_X1.trt
     return net.add(layer, "kv_update")
-
-
-def shift(x: Tensor, axis: int, by: int) -> Tensor:
-    """x moved towards higher indices along an axis of known size, zeros coming in; x itself for 0."""
-    if by == 0:
-        return x
-    layer = x.net.definition.add_slice(x.trt, (-by,), (x.shape[axis],), (1,))
-    layer.axes = (axis,)
-    layer.mode = x.net.api.SampleMode.FILL
-    return x.net.add(layer, "shift")

@@ -40,6 +40,14 @@ class Node:
     region: dict[str, Any] | None = None
 
     @property
+    def operands(self) -> tuple[Value, ...]:
+        """The inputs of a layer that leaves none out. Raises `NetworkError`."""
+        operands = tuple(value for value in self.inputs if value is not None)
+        if len(operands) < len(self.inputs):
+            raise NetworkError(f"{self.name}: found an input that is left out, expected all {len(self.inputs)}")
+        return operands
+
+    @property
     def output(self) -> Value:
         """The only output of most layers."""
         return self.outputs[0]
@@ -98,23 +106,47 @@ def _node(layer: Any, backend: Backend, value: Callable[[Any], Value]) -> Node:
     class_name, attributes = _READERS[kind]
     layer.__class__ = getattr(backend.api, class_name)
     inputs = [layer.get_input(index) for index in range(layer.num_inputs)]
+    metadata = _metadata(layer.metadata)
     return Node(
         name=layer.name,
         kind=kind,
         inputs=tuple(None if tensor is None else value(tensor) for tensor in inputs),
         outputs=tuple(value(layer.get_output(index)) for index in range(layer.num_outputs)),
         attributes=attributes(layer, backend),
-        region=_region(layer.metadata),
+        region=metadata if "region" in metadata else None,
     )
 
 
-@functools.lru_cache(maxsize=1024)  # the layers of a region say the same
-def _region(metadata: str) -> dict[str, Any] | None:
-    """The region a layer belongs to, if its metadata is ours."""
-    if not metadata.startswith("{"):
-        return None
-    value = json.loads(metadata)
-    return value if "region" in value else None
+@functools.lru_cache(maxsize=1024)  # the layers of a region have the same
+def _metadata(text: str) -> dict[str, Any]:
+    """The object that glmspec wrote into a layer's metadata; empty where it wrote nothing."""
+    return json.loads(text) if text.startswith("{") else {}
+
+
+def _authored(layer: Any, key: str, lost: str) -> Any:
+    """A value of a layer's metadata, because TensorRT does not let it be read back."""
+    metadata = _metadata(layer.metadata)
+    if key not in metadata:
+        raise NetworkError(f"{layer.name}: a {key} that glmspec did not author: its {lost} cannot be read back")
+    return metadata[key]
+
+
+# Reads the attributes of a layer that decide what it computes.
+Reader = Callable[[Any, Backend], dict[str, Any]]
+
+
+def _plain(value: Any, backend: Backend) -> Any:
+    """A layer's attribute as JSON has it: a dtype's or an enum's name, dimensions as a list."""
+    if isinstance(value, backend.api.DataType):
+        return backend.dtype_name(value)
+    if hasattr(value, "__len__"):  # TensorRT's Dims
+        return list(value)
+    return value if type(value) in (bool, int, float, type(None)) else _enum(value)
+
+
+def _attributes(**names: str) -> Reader:
+    """A reader of attributes: ours, and TensorRT's names of them."""
+    return lambda layer, backend: {key: _plain(getattr(layer, name), backend) for key, name in names.items()}
 
 
 def _enum(value: Any) -> str:
@@ -126,124 +158,76 @@ def _axes(mask: int) -> list[int]:
     return [axis for axis in range(mask.bit_length()) if mask >> axis & 1]
 
 
-def _dims(value: Any) -> list[int] | None:
-    return None if value is None else list(value)
-
-
-def _shuffle(layer: Any, _: Backend) -> dict[str, Any]:
+def _shuffle(layer: Any, backend: Backend) -> dict[str, Any]:
     rank = len(layer.get_input(0).shape)
-    second = _dims(layer.second_transpose)
+    second = list(layer.second_transpose)
     if second != list(range(len(second))):
         raise NetworkError(f"{layer.name}: a second transpose is not something glmspec authors")
-    first = _dims(layer.first_transpose)[:rank]
+    first = list(layer.first_transpose)[:rank]
     return {
         "transpose": None if first == list(range(rank)) else first,
-        "reshape": _dims(layer.reshape_dims),
+        "reshape": _plain(layer.reshape_dims, backend),
         "zero_copies": layer.zero_is_placeholder,
     }
 
 
-def _slice(layer: Any, _: Backend) -> dict[str, Any]:
-    return {
-        "axes": _dims(layer.axes),
-        "start": _dims(layer.start),
-        "size": _dims(layer.shape),
-        "stride": _dims(layer.stride),
-        "mode": _enum(layer.mode),
-    }
-
-
-def _constant(layer: Any, _: Backend) -> dict[str, Any]:
-    return {"value": np.array(layer.weights, copy=True).reshape(tuple(layer.shape))}
-
-
-def _normalization(layer: Any, _: Backend) -> dict[str, Any]:
-    return {"axes": _axes(layer.axes), "epsilon": layer.epsilon, "groups": layer.num_groups}
-
-
 def _scaled(layer: Any, backend: Backend) -> dict[str, Any]:
     try:
-        block = _dims(layer.block_shape)
+        block = _plain(layer.block_shape, backend)
     except RuntimeError:  # how TensorRT says that it was not set
         block = None
     return {"to": backend.dtype_name(layer.to_type), "block": block, "axis": layer.axis}
 
 
-def _collective(layer: Any, _: Backend) -> dict[str, Any]:
-    said = json.loads(layer.metadata) if layer.metadata.startswith("{") else {}
-    if "collective" not in said:
-        raise NetworkError(f"{layer.name}: a collective that glmspec did not author: its operation cannot be read back")
-    return {"op": said["collective"], "ranks": layer.num_ranks}
-
-
-def _plugin(layer: Any, _: Backend) -> dict[str, Any]:
-    said = json.loads(layer.metadata) if layer.metadata.startswith("{") else {}
-    if "plugin" not in said:
-        raise NetworkError(f"{layer.name}: a plugin that glmspec did not author: its attributes cannot be read back")
-    return said["plugin"]
-
-
-def _nothing(*_: Any) -> dict[str, Any]:
-    return {}
-
-
-# LayerType -> (class to read it through, attributes that matter).
-_READERS: dict[str, tuple[str, Callable[[Any, Backend], dict[str, Any]]]] = {
+# LayerType -> (class to read it through, reader of its attributes).
+_READERS: dict[str, tuple[str, Reader]] = {
     "ACTIVATION": ("IActivationLayer", lambda layer, _: {"op": _enum(layer.__class__.type.fget(layer))}),
-    "CAST": ("ICastLayer", lambda layer, backend: {"to": backend.dtype_name(layer.to_type)}),
-    "CONCATENATION": ("IConcatenationLayer", lambda layer, _: {"axis": layer.axis}),
-    "CONSTANT": ("IConstantLayer", _constant),
-    "CUMULATIVE": (
-        "ICumulativeLayer",
-        lambda layer, _: {"op": _enum(layer.op), "exclusive": layer.exclusive, "reverse": layer.reverse},
+    "CAST": ("ICastLayer", _attributes(to="to_type")),
+    "CONCATENATION": ("IConcatenationLayer", _attributes(axis="axis")),
+    "CONSTANT": (
+        "IConstantLayer",
+        lambda layer, _: {"value": np.array(layer.weights, copy=True).reshape(tuple(layer.shape))},
     ),
-    "DEQUANTIZE": ("IDequantizeLayer", lambda layer, backend: _scaled(layer, backend)),
-    "DIST_COLLECTIVE": ("IDistCollectiveLayer", _collective),
+    "CUMULATIVE": ("ICumulativeLayer", _attributes(op="op", exclusive="exclusive", reverse="reverse")),
+    "DEQUANTIZE": ("IDequantizeLayer", _scaled),
+    "DIST_COLLECTIVE": (
+        "IDistCollectiveLayer",
+        lambda layer, _: {"op": _authored(layer, "collective", "operation"), "ranks": layer.num_ranks},
+    ),
     "DYNAMIC_QUANTIZE": (
         "IDynamicQuantizeLayer",
-        lambda layer, backend: {
-            "axis": layer.axis,
-            "group": layer.block_size,
-            "to": backend.dtype_name(layer.to_type),
-            "scale": backend.dtype_name(layer.scale_type),
-        },
+        _attributes(axis="axis", group="block_size", to="to_type", scale="scale_type"),
     ),
-    "ELEMENTWISE": ("IElementWiseLayer", lambda layer, _: {"op": _enum(layer.op)}),
-    "FILL": (
-        "IFillLayer",
-        lambda layer, backend: {"op": _enum(layer.operation), "to": backend.dtype_name(layer.to_type)},
-    ),
-    "GATHER": (
-        "IGatherLayer",
-        lambda layer, _: {"axis": layer.axis, "mode": _enum(layer.mode), "elementwise": layer.num_elementwise_dims},
-    ),
-    "IDENTITY": ("IIdentityLayer", _nothing),
-    "KV_CACHE_UPDATE": (
-        "IKVCacheUpdateLayer",
-        lambda layer, _: {"mode": _enum(layer.cache_mode), "form": _enum(layer.update_form)},
-    ),
+    "ELEMENTWISE": ("IElementWiseLayer", _attributes(op="op")),
+    "FILL": ("IFillLayer", _attributes(op="operation", to="to_type")),
+    "GATHER": ("IGatherLayer", _attributes(axis="axis", mode="mode", elementwise="num_elementwise_dims")),
+    "IDENTITY": ("IIdentityLayer", _attributes()),
+    "KV_CACHE_UPDATE": ("IKVCacheUpdateLayer", _attributes(mode="cache_mode", form="update_form")),
     "MATRIX_MULTIPLY": (
         "IMatrixMultiplyLayer",
         lambda layer, _: {"transpose": [_enum(side) == "TRANSPOSE" for side in (layer.op0, layer.op1)]},
     ),
-    "MOE": ("IMoELayer", lambda layer, _: {"activation": _enum(layer.activation_type)}),
-    "NORMALIZATION": ("INormalizationLayer", _normalization),
-    "PLUGIN_V3": ("IPluginV3Layer", _plugin),
-    "QUANTIZE": ("IQuantizeLayer", lambda layer, backend: _scaled(layer, backend)),
+    "MOE": ("IMoELayer", _attributes(activation="activation_type")),
+    "NORMALIZATION": (
+        "INormalizationLayer",
+        lambda layer, _: {"axes": _axes(layer.axes), "epsilon": layer.epsilon, "groups": layer.num_groups},
+    ),
+    "PLUGIN_V3": ("IPluginV3Layer", lambda layer, _: _authored(layer, "plugin", "attributes")),
+    "QUANTIZE": ("IQuantizeLayer", _scaled),
     "REDUCE": (
         "IReduceLayer",
         lambda layer, _: {"op": _enum(layer.op), "axes": _axes(layer.axes), "keep": layer.keep_dims},
     ),
     "ROTARY_EMBEDDING": (
         "IRotaryEmbeddingLayer",
-        lambda layer, _: {"interleaved": layer.interleaved, "columns": layer.rotary_embedding_dim},
+        _attributes(interleaved="interleaved", columns="rotary_embedding_dim"),
     ),
-    "SCATTER": ("IScatterLayer", lambda layer, _: {"mode": _enum(layer.mode), "axis": layer.axis}),
-    "SELECT": ("ISelectLayer", _nothing),
-    "SHAPE": ("IShapeLayer", _nothing),
+    "SCATTER": ("IScatterLayer", _attributes(mode="mode", axis="axis")),
+    "SELECT": ("ISelectLayer", _attributes()),
+    "SHAPE": ("IShapeLayer", _attributes()),
     "SHUFFLE": ("IShuffleLayer", _shuffle),
-    "SLICE": ("ISliceLayer", _slice),
+    "SLICE": ("ISliceLayer", _attributes(axes="axes", start="start", size="shape", stride="stride", mode="mode")),
     "SOFTMAX": ("ISoftMaxLayer", lambda layer, _: {"axes": _axes(layer.axes)}),
     "TOPK": ("ITopKLayer", lambda layer, _: {"op": _enum(layer.op), "k": layer.k, "axes": _axes(layer.axes)}),
-    "UNARY": ("IUnaryLayer", lambda layer, _: {"op": _enum(layer.op)}),
+    "UNARY": ("IUnaryLayer", _attributes(op="op")),
 }

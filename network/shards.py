@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glmspec.core.errors import ConfigError
 from glmspec.network.contract import TensorSpec
@@ -43,7 +43,7 @@ class Split:
     vocabulary: bool = False
 
 
-# What is divided, by name: everything else is on every rank. (Heads are independent, a gated MLP is split between
+# Weights that ranks divide, by name; all others are on every rank. (Heads are independent, a gated MLP is split between
 # its matrices, rows of the vocabulary are independent.)
 _SPLITS: dict[str, Split] = {
     r"model\.embed_tokens\.weight|lm_head\.weight": Split("rows", vocabulary=True),
@@ -84,24 +84,15 @@ class Layout:
         tp, ep = self.mapping.tp, self.mapping.ep
         inner = tp // ep if self.split.experts else tp
         units = ep if self.split.experts else tp if self.split.axis == "heads" else 1
-        return (
-            units,
-            inner if self.split.axis == "rows" else 1,
-            inner if self.split.axis == "columns" else 1,
-        )
+        return units, inner if self.split.axis == "rows" else 1, inner if self.split.axis == "columns" else 1
 
     def box(self, rank: int) -> tuple[range, range, range]:
         """The units, rows (with padding) and columns that a rank holds."""
         within = outer = rank
         if self.split.experts:
             within, outer = rank // self.mapping.ep, self.mapping.expert_group(rank)
-        sizes, ways = (self.units, self.padded, self.columns), self._ways()
-        places = (outer, within, within)
-        parts = [size // way for size, way in zip(sizes, ways, strict=True)]
-        return tuple(
-            range(place * part, (place + 1) * part) if way > 1 else range(part)
-            for part, place, way in zip(parts, places, ways, strict=True)
-        )
+        units, rows, columns = self._ways()
+        return _part(self.units, units, outer), _part(self.padded, rows, within), _part(self.columns, columns, within)
 
     def fault(self, format: str) -> str | None:
         """Why this weight in this format cannot be divided so, or None."""
@@ -111,38 +102,38 @@ class Layout:
         if self.padded % rows or self.columns % columns:
             return f"{self.rows} rows and {self.columns} columns do not divide by {max(rows, columns)}"
         for suffix, field in FORMATS[format].items():
-            for size, ways, by, what in (
+            for size, ways, by, axis in (
                 (self.padded, rows, field.rows, "rows"),
                 (self.columns, columns, field.columns, "columns"),
             ):
                 if ways > 1 and by and (size // ways) % by:
-                    return f"a rank's {size // ways} {what} would cut a {format} {suffix or 'byte'} block of {by}"
+                    return f"a rank's {size // ways} {axis} would cut a {format} {suffix or 'byte'} block of {by}"
         return None
+
+
+def _part(size: int, ways: int, place: int) -> range:
+    """The place-th of so many equal parts."""
+    part = size // ways
+    return range(place * part, (place + 1) * part) if ways > 1 else range(part)
 
 
 def layout_of(spec: TensorSpec, mapping: Mapping, drafter: bool = False) -> Layout:
     """The units of a network's weight. Drafters are not divided."""
-    split = Split() if drafter else split_of(spec.name)
+    split, sizes = Split() if drafter else split_of(spec.name), spec.sizes
     if split.experts or split.axis == "heads":
         stacked = 2 if spec.name.endswith(".gate_up_proj") else 1
-        return Layout(spec.dims[0] * stacked, spec.dims[1] // stacked, spec.dims[2], split, mapping)
-    columns = spec.dims[-1] if spec.dims else 1
-    return Layout(1, math.prod(spec.dims[:-1]), columns, split, mapping)
+        return Layout(sizes[0] * stacked, sizes[1] // stacked, sizes[2], split, mapping)
+    return Layout(1, math.prod(sizes[:-1]), sizes[-1] if sizes else 1, split, mapping)
 
 
 def legal_sizes(layouts: list[tuple[str, Layout, str]], ep: int) -> list[int]:
     """The --tp values, among powers of two, that every weight (name, layout, format) can be divided by."""
-
-    def fits(tp: int) -> bool:
-        if tp % ep:
-            return False
-        mapping = Mapping(tp, ep)
-        return all(
-            Layout(one.units, one.rows, one.columns, one.split, mapping).fault(format) is None
-            for _, one, format in layouts
-        )
-
-    return [tp for tp in _TRIED if fits(tp)]
+    return [
+        tp
+        for tp in _TRIED
+        if tp % ep == 0
+        and all(replace(layout, mapping=Mapping(tp, ep)).fault(format) is None for _, layout, format in layouts)
+    ]
 
 
 def check_shards(layouts: list[tuple[str, Layout, str]], mapping: Mapping) -> None:

@@ -91,7 +91,7 @@ def _logger(module: ModuleType, errors: list[str], lines: list[str]) -> Any:
     severity = module.ILogger.Severity
 
     class Log(module.ILogger):
-        """Keeps errors, warnings and remarks; drops what is below."""
+        """Keeps errors, warnings and remarks; drops lower levels."""
 
         def log(self, level: Any, message: str) -> None:
             if any(noise in message for noise in _NOISE):

@@ -71,7 +71,7 @@ def measure_decode(engine: Engine, rounds: int) -> dict[str, float]:
             times[name].append(verifier_step(model, engine.limits, ids, rows))
     medians = {name: statistics.median(values) for name, values in times.items()}
     layers = verifier.executor.program.layers
-    medians |= {"layers": layers, "statements": len(verifier.executor.program.step_lines)}
+    medians |= {"layers": layers, "statements": len(verifier.executor.program.step_statements)}
     medians |= {
         f"us a layer, {name}": medians[name] * 1000 / model.executor.program.layers
         for name, (model, _) in cases.items()

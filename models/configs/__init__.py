@@ -1,1 +1,1 @@
-"""Frozen, validated configs: what a checkpoint says, what a target can do, how large a step may be."""
+"""Frozen, validated configs of models. Every Hugging Face key is spelled here once."""

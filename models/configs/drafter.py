@@ -1,10 +1,12 @@
 """The drafter's config, read from a config.json in any format that drafters are published in.
 
-A drafter is a DFlash block (a few Qwen3-style layers over the verifier's tapped
-features) plus what its kind adds: DFlash2 a grouped dynamic convolution and a
-candidate selector, DSpark a Markov head and a confidence head. What a row of the
-block predicts depends on the kind and on `sample_from_anchor`; a wrong choice only
-lowers acceptance, so contradictions are refused here.
+A drafter is a DFlash block (a few Qwen3-style layers over the verifier's tapped features); DFlash2 adds a grouped
+dynamic convolution and a candidate selector, DSpark a Markov head and a confidence head.
+
+Contradictions are refused. The token that a row of the block predicts depends on the kind and on `sample_from_anchor`;
+a wrong choice only lowers acceptance, silently, so `block_size`, `sample_from_anchor` and `speculative_tokens` must
+agree. Fewer drafts than a checkpoint allows (`--num-speculative-tokens`) are a smaller block, as in vLLM, not a cut of
+its answers: rows see each other both ways.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarkovHead:
+class MarkovHeadConfig:
     """DSpark: logits of the next draft are biased by the drafts before it. rank: columns of W1 and W2. type: how the
     bias is made, one of MARKOV_HEADS. top_k: a draft is one of so many best logits of its row, and only those are
     biased; None, as it is trained: any token."""
@@ -33,7 +35,7 @@ class MarkovHead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidenceHead:
+class ConfidenceHeadConfig:
     """DSpark: per-position acceptance estimate. with_markov: its input is [hidden ; W1[previous]]."""
 
     with_markov: bool
@@ -88,8 +90,8 @@ class DrafterConfig:
     sample_from_anchor: bool  # the anchor's row predicts a draft of its own
     mask_token_id: int
     scaling: Scaling
-    markov: MarkovHead | None
-    confidence: ConfidenceHead | None
+    markov: MarkovHeadConfig | None
+    confidence: ConfidenceHeadConfig | None
     convolution: Convolution | None
     selector: Selector | None
     mask_embedding: bool = False  # the mask token has a row of its own beside the weights, which no config tells
@@ -110,6 +112,13 @@ class DrafterConfig:
         return 0 if self.sample_from_anchor else 1
 
     @property
+    def dflash2(self) -> tuple[Convolution, Selector]:
+        """The parts that a DFlash2 drafter alone has. Raises `ConfigError` for other kinds."""
+        if self.convolution is None or self.selector is None:
+            raise ConfigError(f"drafter: found kind {self.kind} without convolution or selector, expected dflash2.")
+        return self.convolution, self.selector
+
+    @property
     def reduced_vocabulary(self) -> bool:
         """True when drafts come from a vocabulary of the drafter's own."""
         return self.draft_vocab_size != self.vocab_size
@@ -126,18 +135,18 @@ class DrafterConfig:
             kind=kind,
             hidden_size=block.integer("hidden_size"),
             vocab_size=vocab_size,
-            draft_vocab_size=dialect.draft_vocab_size,
             intermediate_size=block.integer("intermediate_size"),
             num_attention_heads=block.integer("num_attention_heads"),
             num_key_value_heads=block.integer("num_key_value_heads"),
             head_dim=block.integer("head_dim"),
+            max_position_embeddings=block.integer("max_position_embeddings"),
+            draft_vocab_size=dialect.draft_vocab_size,
             layer_types=layer_types,
             sliding_window=block.integer("sliding_window") if "sliding_attention" in layer_types else None,
             sliding_window_non_causal=dialect.sliding_window_non_causal,
             window=window or dialect.window,
             rms_norm_eps=block.number("rms_norm_eps"),
             rope_theta=rope_theta(block),
-            max_position_embeddings=block.integer("max_position_embeddings"),
             taps=dialect.taps,
             block_size=fields.integer("block_size", least=2),
             # Absent, the published classes differ: DSpark samples from the anchor, DFlash does not.
@@ -171,13 +180,13 @@ class DrafterConfig:
         config = config if window is None else replace(config, window=window)
         return config if markov_top_k is None else replace(config, markov=self._among_best(markov_top_k))
 
-    def _among_best(self, top_k: int) -> MarkovHead:
-        head = self.markov.type if self.markov else "no"
-        most = min(self.draft_vocab_size, MAX_TOPK)
-        if head != "vanilla" or not 1 <= top_k <= most:
+    def _among_best(self, top_k: int) -> MarkovHeadConfig:
+        max_k = min(self.draft_vocab_size, MAX_TOPK)
+        if self.markov is None or self.markov.type != "vanilla" or not 1 <= top_k <= max_k:
+            head = self.markov.type if self.markov else "no"
             raise ConfigError(
                 f"--markov-top-k: found {top_k} for a {self.kind} drafter with {head} Markov head, expected 1 to "
-                f"{most} (of its {self.draft_vocab_size} draft tokens) and a vanilla head. Leave it out."
+                f"{max_k} (of its {self.draft_vocab_size} draft tokens) and a vanilla head. Leave it out."
             )
         return replace(self.markov, top_k=top_k)
 
@@ -203,7 +212,7 @@ class DrafterConfig:
             )
 
 
-# What a drafter's network computes whatever a config says, the published default first.
+# Features that every drafter's network has, whatever a config says; the published default first.
 _IMPLIED_BLOCK: dict[str, tuple] = {
     "attention_bias": (False,),
     "hidden_act": ("silu",),
@@ -246,8 +255,7 @@ def _scaling(fields: Fields, block: Fields) -> Scaling:
     for key in neutral:
         if block is not fields and block.get(key) not in (None, neutral[key]):
             block.fail(key, "it at the top level, with what concerns drafting")
-    found = {key: fields.number(key) if fields.has(key) else value for key, value in neutral.items()}
-    return Scaling(found["input_embedding_scale"], found["output_multiplier"], found["final_logit_softcapping"])
+    return Scaling(*(fields.number(key) if fields.has(key) else value for key, value in neutral.items()))
 
 
 def _speculative_tokens(fields: Fields) -> Fields:
@@ -262,20 +270,20 @@ def _speculative_tokens(fields: Fields) -> Fields:
     section.fail("default_proposal_method", "the proposal_type of one of proposal_methods")
 
 
-def _markov(fields: Fields) -> MarkovHead | None:
+def _markov(fields: Fields) -> MarkovHeadConfig | None:
     rank = fields.integer("markov_rank", least=0)
     if rank == 0:
         return None
-    return MarkovHead(rank=rank, type=fields.choice("markov_head_type", MARKOV_HEADS))
+    return MarkovHeadConfig(rank=rank, type=fields.choice("markov_head_type", MARKOV_HEADS))
 
 
-def _confidence(fields: Fields) -> ConfidenceHead | None:
+def _confidence(fields: Fields) -> ConfidenceHeadConfig | None:
     if not fields.boolean("enable_confidence_head"):
         return None
     with_markov = fields.boolean("confidence_head_with_markov")
     if with_markov and fields.integer("markov_rank", least=0) == 0:
         fields.fail("confidence_head_with_markov", "false, because markov_rank is 0")
-    return ConfidenceHead(with_markov=with_markov)
+    return ConfidenceHeadConfig(with_markov=with_markov)
 
 
 def _convolution(fields: Fields, block: Fields) -> Convolution:

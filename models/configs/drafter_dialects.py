@@ -25,8 +25,8 @@ _MARKS = ("speculators_model_type", "speculators_config", "transformer_layer_con
 
 @dataclass(frozen=True)
 class Dialect:
-    """Where a drafter's config keeps what is asked of it. top: what concerns drafting. block: its layers. window: the
-    convention it is trained with."""
+    """The places where a drafter's config keeps its keys. top: those of drafting. block: those of the layers. window:
+    the convention it is trained with."""
 
     kind: str
     speculators: bool
@@ -64,7 +64,7 @@ class Dialect:
         ids = self.top.integers(key, least=least)
         if list(ids) != sorted(set(ids)):
             self.top.fail(key, "distinct ids in rising order")
-        taps = list(ids) if self.speculators else [one + 1 for one in ids]
+        taps = list(ids) if self.speculators else [layer + 1 for layer in ids]
         self.top.choice("eagle_aux_hidden_state_layer_ids", (taps,), taps)  # vLLM's own, counted as speculators does
         return tuple(taps)
 
@@ -98,7 +98,7 @@ class Dialect:
 
 
 def _merged(fields: Fields) -> dict:
-    """The top level with what `dflash_config` adds."""
+    """The top level with the keys that `dflash_config` adds."""
     if not fields.has("dflash_config"):
         return fields.values
     nested = fields.section("dflash_config")

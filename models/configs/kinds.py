@@ -23,9 +23,9 @@ def parse_config(hf: dict[str, Any], source: str) -> Config:
         return VerifierConfig.from_hf(hf, source)
     if isinstance(names, list) and len(names) == 1 and names[0] in DRAFTERS:
         return DrafterConfig.from_hf(hf, source)
-    found = hf.get("model_type") or hf.get("speculators_model_type")
+    model_type = hf.get("model_type") or hf.get("speculators_model_type")
     raise ConfigError(
-        f"{source}: architectures: found {names!r} (model_type {found!r}), expected {VERIFIER}"
+        f"{source}: architectures: found {names!r} (model_type {model_type!r}), expected {VERIFIER}"
         f" or a drafter ({', '.join(DRAFTERS)})."
     )
 
@@ -35,13 +35,13 @@ def check_config(place: Path) -> None:
     converted one too, or a config.json by any name."""
     path = place if place.is_file() else place / "config.json"
     if not place.is_file() and not path.exists() and any(place.glob("snapshots/*/config.json")):
-        found = next(place.glob("snapshots/*/config.json")).parent
-        raise ConfigError(f"{place}: found a hub cache's folder, expected a checkpoint's. Give {found}.")
+        snapshot = next(place.glob("snapshots/*/config.json")).parent
+        raise ConfigError(f"{place}: found a hub cache's folder, expected a checkpoint's. Give {snapshot}.")
     record = read_json(path)
-    made = record.get("producer")
-    if not {"hf_config", "architectures"} & record.keys() and isinstance(made, dict) and made.get("kind"):
+    producer = record.get("producer")
+    if not {"hf_config", "architectures"} & record.keys() and isinstance(producer, dict) and producer.get("kind"):
         raise ConfigError(
-            f"{place}: found {made.get('name')}'s {made['kind']}, expected a checkpoint; give that folder."
+            f"{place}: found {producer.get('name')}'s {producer['kind']}, expected a checkpoint; give that folder."
         )
     parse_config(record.get("hf_config", record), str(path))
 

@@ -1,7 +1,7 @@
 """The verifier's config: every Hugging Face spelling is read here and nowhere else.
 
-`VerifierConfig` is what the model file, the converter and the engine see. Field
-names follow the published `GlmMoeDsaConfig`; see each field for its unit.
+The model file, the converter and the engine see `VerifierConfig`. Field names follow the published
+`GlmMoeDsaConfig`; see each field for its unit.
 """
 
 from __future__ import annotations
@@ -80,34 +80,19 @@ class VerifierConfig:
         fields = Fields(values, source)
         _require_architecture(fields)
         layers = fields.integer("num_hidden_layers")
+        sizes = [name for name, kind in cls.__annotations__.items() if kind == "int"]
+        sizes.remove("num_nextn_predict_layers")  # which alone may be absent
         config = cls(
-            vocab_size=fields.integer("vocab_size"),
-            hidden_size=fields.integer("hidden_size"),
-            intermediate_size=fields.integer("intermediate_size"),
-            moe_intermediate_size=fields.integer("moe_intermediate_size"),
-            num_hidden_layers=layers,
-            num_attention_heads=fields.integer("num_attention_heads"),
-            q_lora_rank=fields.integer("q_lora_rank"),
-            kv_lora_rank=fields.integer("kv_lora_rank"),
-            qk_nope_head_dim=fields.integer("qk_nope_head_dim"),
-            qk_rope_head_dim=fields.integer("qk_rope_head_dim"),
-            v_head_dim=fields.integer("v_head_dim"),
-            n_routed_experts=fields.integer("n_routed_experts"),
-            n_shared_experts=fields.integer("n_shared_experts"),
-            num_experts_per_tok=fields.integer("num_experts_per_tok"),
+            **{name: fields.integer(name) for name in sizes},
             norm_topk_prob=fields.boolean("norm_topk_prob"),
             routed_scaling_factor=fields.number("routed_scaling_factor"),
             mlp_layer_types=_mlp_layer_types(fields, layers),
-            index_topk=fields.integer("index_topk"),
-            index_n_heads=fields.integer("index_n_heads"),
-            index_head_dim=fields.integer("index_head_dim"),
             indexer_types=_indexer_types(fields, layers),
             rope_theta=rope_theta(fields),
             # Configs saved by the published class drop these two; the class always interleaves.
             rope_interleave=fields.boolean("rope_interleave", True),
             indexer_rope_interleave=fields.boolean("indexer_rope_interleave", True),
             rms_norm_eps=fields.number("rms_norm_eps"),
-            max_position_embeddings=fields.integer("max_position_embeddings"),
             num_nextn_predict_layers=fields.integer("num_nextn_predict_layers", 0, least=0),
             index_share_for_mtp_iteration=fields.boolean("index_share_for_mtp_iteration", False),
             eos_token_ids=end_token_ids(fields),
@@ -182,8 +167,8 @@ def _every(fields: Fields, layers: int) -> tuple[str, ...] | None:
     """Every so many layers a full one, from an offset on. 1 is the published default, which the published class lets
     any list overrule. An offset has no default: libraries differ."""
     every = fields.integer("index_topk_freq", 1)
-    told = any(fields.has(key) for key in ("index_topk_pattern", "indexer_types"))
-    offset = fields.integer("index_skip_topk_offset", *([None] if every == 1 or told else []), least=0)
+    listed = any(fields.has(key) for key in ("index_topk_pattern", "indexer_types"))
+    offset = fields.integer("index_skip_topk_offset", *([None] if every == 1 or listed else []), least=0)
     if every == 1 or offset is None:
         return None
     return tuple("full" if max(i - offset + 1, 0) % every == 0 else "shared" for i in range(layers))
@@ -214,7 +199,7 @@ def _ropes(fields: Fields, key: str) -> list[Fields]:
     if not fields.has(key):
         return []
     section = fields.section(key)
-    if section.values and all(isinstance(one, dict) for one in section.values.values()):
+    if section.values and all(isinstance(value, dict) for value in section.values.values()):
         return [section.section(kind) for kind in section.values]
     return [section]
 
@@ -228,7 +213,7 @@ def end_token_ids(fields: Fields) -> tuple[int, ...]:
     return fields.integers("eos_token_id")
 
 
-# What the network computes whatever a config says, the published default first.
+# Features that the network has, whatever a config says; the published default first.
 _IMPLIED: dict[str, tuple] = {
     "attention_bias": (False,),
     "is_causal": (True,),

@@ -1,4 +1,8 @@
-"""Embedding, linear, norm and MLP.
+"""Embedding, linear, norm and MLP; the vocabulary and its head as ranks divide them.
+
+Illegal ids (rows of the head that are no token of the tokenizer) get -inf where logits leave the head, so nothing
+behind knows of them. That bias is a table that the runtime makes of the spans in the engine directory's config.json; a
+network has that input only where there are illegal ids.
 
 Legend: N tokens, D input columns, F output columns, R rows whose logits are asked for, T ranks, V vocabulary.
 """
@@ -39,8 +43,8 @@ class VocabularyEmbedding(Embedding):
         if net.config.mapping.tp == 1:
             return super().forward(ids_N)
         own_N, here_N = own_ids(ids_N, VOCABULARY_START, self.weight.tensor.shape[0])
-        found_ND = ops.gather(self.weight.tensor, own_N)
-        return ops.all_reduce(ops.select(ops.reshape(here_N, (-1, 1)), found_ND, 0.0))
+        rows_ND = ops.gather(self.weight.tensor, own_N)
+        return ops.all_reduce(ops.select(ops.reshape(here_N, (-1, 1)), rows_ND, 0.0))
 
 
 class Linear(Module):
@@ -65,7 +69,7 @@ def own_ids(ids: Tensor, start: str, count: int) -> tuple[Tensor, Tensor]:
 
 
 def legal_specs(vocab: int, illegal: IllegalIds, net_config: NetworkConfig) -> list[TensorSpec]:
-    """What a network reads of which tokens may be chosen; nothing where all may."""
+    """The input that bars illegal tokens; none where all are legal."""
     return [TensorSpec(LEGAL_BIAS, net_config.compute, (vocab,), TABLE)] if illegal else []
 
 
@@ -77,8 +81,8 @@ def legal_logits(part_RF: Tensor, vocab: int) -> Tensor:
 
 
 def whole_vocabulary(part_RF: Tensor, vocab: int) -> Tensor:
-    """Logits [R, F] of each rank's rows of the head -> [R, V]: all of them side by side, without what pads the
-    vocabulary."""
+    """Logits [R, F] of each rank's rows of the head -> [R, V]: all of them side by side, without the rows that
+    pad the vocabulary."""
     ranks, columns = part_RF.net.config.mapping.tp, part_RF.shape[1]
     if ranks == 1:
         return part_RF

@@ -1,29 +1,37 @@
 """Multi-head latent attention with DSA: the attention half of a verifier layer.
 
+    x -> kv_a_proj_with_mqa -> [rotary key | kv_a_layernorm(compressed)] -> latent cache
+    x -> q_a_proj -> q_a_layernorm -> q_b_proj -> [rotary | nope W_uk] queries -> sparse attention -> W_uv -> o_proj
+         the indexer scores all rows of the context, and the K best are those that the queries attend to
+
 A latent row is [rotary key | compressed K/V]: TensorRT's rotary layer turns the leading columns and passes
-the rest, so the whole row goes through it and nothing is cut out and put back.
+the rest, so latent rows and absorbed queries go through it whole.
 
 Legend: N tokens, D hidden, A query rank, H heads (of this rank), E rotary columns, C compressed K/V, L = E + C latent
-row, J index heads, I index head size, K rows attended to, X pages, P rows a page.
+row, F columns of a head before absorption, V columns of a head's value, J index heads, I index head size, K rows
+attended to, X pages, P rows a page, G segments, S rows of the largest segment, M pages of a table, Z = G * S places of
+the segments.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from glmspec.core.errors import NetworkError
 from glmspec.models.configs.verifier import LATENT_NORM_EPS, VerifierConfig
 from glmspec.models.layers.basic import LayerNorm, Linear, RMSNorm
 from glmspec.models.layers.paged import WritePlan, append
-from glmspec.models.layers.pieces import by_rows, piece
 from glmspec.models.layers.rotary import Rotary
+from glmspec.models.layers.tiles import in_tiles, tile_rows
 from glmspec.network import ops
+from glmspec.network.contract import TensorSpec
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.module import Module, Weight
 from glmspec.plugins import index_topk, sparse_mla
 
 
 @dataclass(frozen=True)
-class Attended:
+class SelectedRows:
     """The cache rows each token attends to: rows int32 [N, K], and whether each is visible, int32 [N, K]."""
 
     rows_NK: Tensor
@@ -31,59 +39,80 @@ class Attended:
 
 
 @dataclass(frozen=True)
-class Step:
-    """What every layer of a verifier step reads. Shapes: see the verifier's contract. (A layer without an indexer reads
-    no segments.)"""
+class Segments:
+    """Runs of rows of one sequence, whose index keys are gathered once: the rows of each, the segment and place of a
+    row, and the pages of a segment's sequence. All int32."""
 
-    net: Network
-    positions_N: Tensor
-    segment_rows_GS: Tensor
+    rows_GS: Tensor
     row_slot_N2: Tensor
     page_table_GM: Tensor
-    rotary: Rotary
-    plan: WritePlan
-    index_topk: int
-    index_pieces: int  # of the segments, scored one after the other
-    index_heads: int  # heads of the indexer scored at once
-    attention_pieces: int  # of the rows, attending one after the other
-    expert_pieces: int  # of the rows, through the experts one after the other
+
+    @staticmethod
+    def specs() -> list[TensorSpec]:
+        """The segments as step inputs."""
+        return [
+            TensorSpec("segment_rows", "int32", ("G", "S")),
+            TensorSpec("row_slot", "int32", ("N", 2)),
+            TensorSpec("page_table", "int32", ("G", "M")),
+        ]
+
+    @classmethod
+    def of(cls, net: Network) -> Segments:
+        """The segments of a network that declared `specs`."""
+        return cls(*(net.inputs[name] for name in ("segment_rows", "row_slot", "page_table")))
+
+    def size(self) -> Tensor:
+        """S, int32 [1]."""
+        return ops.reduce(ops.arange_like(self.rows_GS, 1), "MAX", 0) + 1
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some of a step's segments, as a step of their own whose rows are the Z places of the segments: the row of the
-    step in each, its number in a segment, and its segment and place. The last piece repeats the last segment."""
+class Step:
+    """Inputs that all layers of a verifier step read. Shapes: see the verifier's contract. segments: None where no
+    layer has an indexer."""
+
+    net: Network
+    positions_N: Tensor
+    segments: Segments | None
+    rotary: Rotary
+    plan: WritePlan
+    index_topk: int
+    index_tiles: int  # of the segments, scored one after the other
+    index_heads: int  # heads of the indexer scored at once
+    attention_tiles: int  # of the rows, attending one after the other
+    expert_tiles: int  # of the rows, through the experts one after the other
+
+
+@dataclass(frozen=True)
+class SegmentTile:
+    """Some of a step's segments, as a step of their own whose rows are the Z places of the segments. rows_Z: of the
+    step, positions_Z: their positions. The last tile repeats the last segment."""
 
     rows_Z: Tensor
     positions_Z: Tensor
-    page_table_GM: Tensor
-    numbers_GS: Tensor
-    slot_Z2: Tensor
+    segments: Segments
 
 
-def segment_size(step: Step) -> Tensor:
-    """S, int32 [1]."""
-    return ops.reduce(ops.arange_like(step.segment_rows_GS, 1), "MAX", 0) + 1
-
-
-def pieces_of(step: Step) -> list[Piece]:
-    """The step's pieces, the same for every layer."""
-    shared, key = step.net.shared, ("pieces", step.segment_rows_GS.trt.name)
+def segment_tiles(step: Step, segments: Segments) -> list[SegmentTile]:
+    """The step's segments in tiles, which all layers share."""
+    shared, key = step.net.shared, ("segment tiles", segments.rows_GS.trt.name)
     if key not in shared:
-        shared[key] = [_piece(step, at) for at in range(step.index_pieces)]
+        shared[key] = [_segment_tile(step, segments, index) for index in range(step.index_tiles)]
     return shared[key]
 
 
-def _piece(step: Step, at: int) -> Piece:
-    table_GM, rows_GS = step.page_table_GM, step.segment_rows_GS
-    size_1, segment_G = segment_size(step), piece(rows_GS, step.index_pieces, at)
-    own_G = ops.arange_like(rows_GS, 0, step.index_pieces)
+def _segment_tile(step: Step, segments: Segments, index: int) -> SegmentTile:
+    rows_GS = segments.rows_GS
+    size_1, segment_G = segments.size(), tile_rows(rows_GS, step.index_tiles, index)
+    own_G = ops.arange_like(rows_GS, 0, step.index_tiles)
     rows_Z = ops.reshape(ops.gather(rows_GS, segment_G), (-1,))
     numbers_GS = ops.reshape(own_G * size_1, (-1, 1)) + ops.reshape(ops.arange_like(rows_GS, 1), (1, -1))
     number_Z = ops.arange_like(rows_Z, 0)
     segment_Z = number_Z // size_1
-    slot_Z2 = ops.concat([ops.reshape(one, (-1, 1)) for one in (segment_Z, number_Z - segment_Z * size_1)], 1)
-    return Piece(rows_Z, ops.gather(step.positions_N, rows_Z), ops.gather(table_GM, segment_G), numbers_GS, slot_Z2)
+    place_Z = number_Z - segment_Z * size_1
+    slot_Z2 = ops.concat([ops.reshape(segment_Z, (-1, 1)), ops.reshape(place_Z, (-1, 1))], 1)
+    positions_Z, page_table_GM = ops.gather(step.positions_N, rows_Z), ops.gather(segments.page_table_GM, segment_G)
+    return SegmentTile(rows_Z, positions_Z, Segments(numbers_GS, slot_Z2, page_table_GM))
 
 
 class Indexer(Module):
@@ -99,31 +128,37 @@ class Indexer(Module):
         self.interleaved = config.indexer_rope_interleave
         self.cache = cache
 
-    def forward(self, x_ND: Tensor, q_latent_NA: Tensor, step: Step) -> Attended:
+    def forward(self, x_ND: Tensor, q_latent_NA: Tensor, step: Step) -> SelectedRows:
         """Appends this step's index keys, then picks rows."""
+        if step.segments is None:
+            raise NetworkError(f"{self.path}: an indexer in a network that declares no segments")
         q_NJI = ops.reshape(self.wq_b(q_latent_NA), (0, self.heads, self.dim))
         q_NJI = step.rotary.turn(q_NJI, interleaved=self.interleaved)
         key_N1I = ops.reshape(self.k_norm(self.wk(x_ND)), (0, 1, self.dim))
         key_N1I = step.rotary.turn(key_N1I, interleaved=self.interleaved)
         keys_X1PI = append(self.cache, key_N1I, step.plan)
         weight_NJ = self.weights_proj(x_ND) * (self.heads**-0.5 * self.dim**-0.5)
-        return Attended(*best_rows(q_NJI, weight_NJ, keys_X1PI, step))
+        return select_rows(q_NJI, weight_NJ, keys_X1PI, step, step.segments)
 
 
-def best_rows(q_NJI: Tensor, weight_NJ: Tensor, keys_X1PI: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-    """What `index_topk` gives for the step's rows: of all segments at once, or piece by piece."""
-    chosen = {"k": step.index_topk, "at_once": step.index_heads}
-    if step.index_pieces == 1:
-        slots = (step.page_table_GM, step.segment_rows_GS, step.row_slot_N2, step.positions_N)
-        return index_topk.native(q_NJI, weight_NJ, keys_X1PI, *slots, **chosen)
-    found = []
-    for slots in pieces_of(step):
-        q_ZJI, weight_ZJ = ops.gather(q_NJI, slots.rows_Z), ops.gather(weight_NJ, slots.rows_Z)
-        tables = (slots.page_table_GM, slots.numbers_GS, slots.slot_Z2, slots.positions_Z)
-        found.append(index_topk.native(q_ZJI, weight_ZJ, keys_X1PI, *tables, **chosen))
-    segment_N, place_N = (ops.column(step.row_slot_N2, at) for at in (0, 1))
-    slot_N = segment_N * segment_size(step) + place_N
-    return tuple(ops.gather(ops.concat(parts, 0), slot_N) for parts in zip(*found, strict=True))
+def select_rows(q_NJI: Tensor, weight_NJ: Tensor, keys_X1PI: Tensor, step: Step, segments: Segments) -> SelectedRows:
+    """`index_topk` of the step's rows: of all segments at once, or tile by tile."""
+
+    def topk(q_NJI: Tensor, weight_NJ: Tensor, segments: Segments, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        tables = (segments.page_table_GM, segments.rows_GS, segments.row_slot_N2)
+        return index_topk.native(
+            q_NJI, weight_NJ, keys_X1PI, *tables, positions_N, k=step.index_topk, at_once=step.index_heads
+        )
+
+    if step.index_tiles == 1:
+        return SelectedRows(*topk(q_NJI, weight_NJ, segments, step.positions_N))
+    selected = [
+        topk(ops.gather(q_NJI, tile.rows_Z), ops.gather(weight_NJ, tile.rows_Z), tile.segments, tile.positions_Z)
+        for tile in segment_tiles(step, segments)
+    ]
+    segment_N, place_N = ops.column(segments.row_slot_N2, 0), ops.column(segments.row_slot_N2, 1)
+    slot_N = segment_N * segments.size() + place_N
+    return SelectedRows(*(ops.gather(ops.concat(parts, 0), slot_N) for parts in zip(*selected, strict=True)))
 
 
 class LatentAttention(Module):
@@ -144,23 +179,25 @@ class LatentAttention(Module):
         self.config = config
         self.cache = latent_cache
 
-    def forward(self, x_ND: Tensor, step: Step, shared: Attended | None) -> tuple[Tensor, Attended]:
-        """x [N, D] -> ([N, D] of the rank's heads, the rows attended to). shared: the rows that a layer without indexer
-        reuses."""
+    def forward(self, x_ND: Tensor, step: Step, selected: SelectedRows | None) -> tuple[Tensor, SelectedRows]:
+        """x [N, D] -> ([N, D] of the rank's heads, the rows attended to). selected: the rows that a layer without
+        indexer reuses."""
         config = self.config
         q_latent_NA = self.q_a_layernorm(self.q_a_proj(x_ND))
-        attended = self.indexer(x_ND, q_latent_NA, step) if self.indexer else shared
+        selected = self.indexer(x_ND, q_latent_NA, step) if self.indexer else selected
+        if selected is None:
+            raise NetworkError(f"{self.path}: no layer before one without an indexer has selected rows")
         latents_X1PL = append(self.cache, self._latent(x_ND, step), step.plan)
         scale, value_start = config.softmax_scale, config.qk_rope_head_dim
 
         def attend(q_NHL: Tensor, rows_NK: Tensor, visible_NK: Tensor) -> Tensor:
             return sparse_mla.native(q_NHL, latents_X1PL, rows_NK, visible_NK, scale=scale, value_start=value_start)
 
-        rows = (self._query(q_latent_NA, step), attended.rows_NK, attended.visible_NK)
-        out_NHC = by_rows(attend, step.attention_pieces, *rows)
+        q_NHL = self._query(q_latent_NA, step)
+        out_NHC = in_tiles(attend, step.attention_tiles, q_NHL, selected.rows_NK, selected.visible_NK)
         value_HNV = ops.matmul(ops.transpose(out_NHC, (1, 0, 2)), self.w_uv.tensor)
         value_NF = ops.reshape(ops.transpose(value_HNV, (1, 0, 2)), (-1, self._heads() * config.v_head_dim))
-        return self.o_proj(value_NF), attended
+        return self.o_proj(value_NF), selected
 
     def _heads(self) -> int:
         """Heads of this rank."""

@@ -1,14 +1,18 @@
 """Mixture of experts: a float32 sigmoid router, routed experts and a shared expert.
 
+    x -> gate -> A experts a token, and their weights -> experts -> + shared_experts(x)
+
 Legend: N tokens, D hidden, E experts, A experts a token, F expert width.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.models.layers.basic import EXPERT_START, MLP, own_ids
-from glmspec.models.layers.pieces import by_rows
 from glmspec.models.layers.quantized import activation_format, dequantized, rounded
+from glmspec.models.layers.tiles import in_tiles
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.network.module import Module, Weight
@@ -48,16 +52,18 @@ class Experts(Module):
         self.gate_up_proj = Weight(experts, 2 * width, hidden)
         self.down_proj = Weight(experts, hidden, width)
 
-    def forward(self, x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor, pieces: int) -> Tensor:
-        """[N, D] -> [N, D]: of the rank's own experts, or its part of each. pieces: of the rows."""
-        rows = (rounded(x_ND, self.gate_up_proj), *self._own(expert_NA, weight_NA))
-        weights = (
-            dequantized(self.gate_up_proj),
-            dequantized(self.down_proj),
-            self.down_proj.fields.get("input_scale"),
+    def forward(self, x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor, tiles: int) -> Tensor:
+        """[N, D] -> [N, D]: of the rank's own experts, or its part of each. tiles: of the rows."""
+        x_ND = rounded(x_ND, self.gate_up_proj)
+        expert_NA, weight_NA = self._own(expert_NA, weight_NA)
+        experts = partial(
+            moe.native,
+            gate_up_EFD=dequantized(self.gate_up_proj),
+            down_EDF=dequantized(self.down_proj),
+            middle_E=self.down_proj.fields.get("input_scale"),
+            middle=activation_format(self.down_proj),
         )
-        middle = activation_format(self.down_proj)
-        return by_rows(lambda *own: moe.native(*own, *weights, middle=middle), pieces, *rows)
+        return in_tiles(experts, tiles, x_ND, expert_NA, weight_NA)
 
     def _own(self, expert_NA: Tensor, weight_NA: Tensor) -> tuple[Tensor, Tensor]:
         """Ids among the rank's experts; those of other ranks become expert 0 with weight 0."""
@@ -75,7 +81,7 @@ class MixtureOfExperts(Module):
         self.experts = Experts(config)
         self.shared_experts = MLP(config.hidden_size, config.moe_intermediate_size * config.n_shared_experts)
 
-    def forward(self, x_ND: Tensor, pieces: int = 1) -> Tensor:
-        """[N, D] -> [N, D]. pieces: of the rows, through the routed experts one after the other."""
+    def forward(self, x_ND: Tensor, tiles: int = 1) -> Tensor:
+        """[N, D] -> [N, D]. tiles: of the rows, through the routed experts one after the other."""
         expert_NA, weight_NA = self.gate(x_ND)
-        return self.experts(x_ND, expert_NA, weight_NA, pieces) + self.shared_experts(x_ND)
+        return self.experts(x_ND, expert_NA, weight_NA, tiles) + self.shared_experts(x_ND)

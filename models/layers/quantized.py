@@ -1,6 +1,11 @@
 """Weights in a number format, as layers use them: dequantized before the product, activations rounded to match.
 
-Legend: U units of a weight (experts, their gate and up halves), R rows and C columns of a unit.
+That is the pattern which TensorRT turns into a low-precision product. NVFP4's global activation scale must be a
+build-time constant to TensorRT, so activations are divided by it before, and it is 1 there: engines stay valid for
+every checkpoint of their shape.
+
+Legend: N tokens, D columns of an activation, U units of a weight (experts, their gate and up halves), R rows and C
+columns of a unit.
 """
 
 from __future__ import annotations
@@ -61,18 +66,18 @@ def _fp8_block(fields: dict[str, Tensor]) -> Tensor:
 
 def _fp8(fields: dict[str, Tensor]) -> Tensor:
     codes = fields[""]
-    scale, block = _one_a_unit(fields["scale"], codes.shape)
+    scale, block = _unit_scale(fields["scale"], codes.shape)
     return ops.dequantize(codes, scale, codes.net.compute, block)
 
 
 def _nvfp4(fields: dict[str, Tensor]) -> Tensor:
     codes, compute = fields[""], fields[""].net.compute
-    scale_2, block = _one_a_unit(fields["scale_2"], fields["scale"].shape)
+    scale_2, block = _unit_scale(fields["scale_2"], fields["scale"].shape)
     scale = ops.dequantize(fields["scale"], scale_2, compute, block)
     return ops.dequantize(codes, scale, compute, (1,) * (codes.rank - 1) + (GROUP,))
 
 
-def _one_a_unit(scale: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+def _unit_scale(scale: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
     """A scale of shape [], [experts] or [experts, 2] as one for each block of a tensor, and the block."""
     if not scale.rank:
         return scale, ()

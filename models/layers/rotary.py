@@ -1,9 +1,11 @@
-"""Rotary embeddings from one table.
+"""Rotary embeddings from one table, gathered once a step.
 
-The table is [positions, columns]: cosines in the first half of the columns, sines in the second. Its rows
-are gathered once a step. (One table rather than two, and one gather rather than TensorRT's own by
-position ids: with either of those tensorrt_rtx 1.7 fails to order a rotation before a cache update,
-"uses before defs", or crashes.)
+The table is [positions, columns]: cosines in the first half of the columns, sines in the second. It is one table
+rather than two, and one gather rather than TensorRT's own by position ids: with either of those tensorrt_rtx 1.7 fails
+("uses before defs", or a crash of the builder) where rotations stand before a cache update behind two layers of
+attention.
+
+Legend: N rows of the step, H heads, F columns of a head (or of the table), E half of the rotary columns.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class Rotary:
         table = positions_N.net.inputs["rope_table"]
         half = table.shape[1] // 2
         rows_NF = ops.gather(table, positions_N)
-        cos_N1E, sin_N1E = (ops.reshape(ops.narrow(rows_NF, 1, at, half), (0, 1, half)) for at in (0, half))
+        cos_N1E, sin_N1E = (ops.reshape(ops.narrow(rows_NF, 1, start, half), (0, 1, half)) for start in (0, half))
         return cls(cos_N1E, sin_N1E)
 
     def turn(self, x_NHF: Tensor, *, interleaved: bool) -> Tensor:

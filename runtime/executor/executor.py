@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from glmspec.core.errors import NetworkError
 from glmspec.network.config import FP4
 from glmspec.network.reader import Graph, Value
 from glmspec.plugins import OPS
-from glmspec.runtime.executor import kernels
-from glmspec.runtime.executor.planner import Line, Planner
+from glmspec.runtime.executor import functions
+from glmspec.runtime.executor.planner import plan
+from glmspec.runtime.executor.variables import Program, Statement
 
 
 class ReferenceExecutor:
@@ -21,7 +23,7 @@ class ReferenceExecutor:
     graph: the network, read back. weights: every input that never changes. caches: inputs changed in
     place by the network. regions: run each op's reference in place of its layers (False runs every
     single layer). lowest_wins: how TopK, which TensorRT leaves open, treats ties. probes: inner
-    tensors to return as well. ranks: what carries out collectives (see `lockstep.py`). Raises `NetworkError`
+    tensors to return as well. ranks: carries out collectives (see `lockstep.py`). Raises `NetworkError`
     for a layer that is not known, naming it.
     """
 
@@ -38,18 +40,17 @@ class ReferenceExecutor:
     ) -> None:
         bound = {**weights, **caches}
         _check_bound(graph, bound)
-        planner = Planner(graph, weights, caches, regions=regions, lowest_wins=lowest_wins, probes=probes)
-        self.program = planner.plan()
+        self.program = plan(graph, weights, caches, regions=regions, lowest_wins=lowest_wins, probes=probes)
         self.graph = graph
         self._step_values = {value.name: value for value in graph.inputs if value.name in self.program.step_inputs}
-        namespace: dict[str, Any] = {"torch": torch, "F": functional, "k": kernels, "OPS": OPS, "ranks": ranks}
+        namespace: dict[str, Any] = {"torch": torch, "F": functional, "fn": functions, "OPS": OPS, "ranks": ranks}
         for name, array in self.program.constants.items():
             namespace[name] = torch.from_numpy(array.copy())
         for name, variable in self.program.bound_inputs.items():
             namespace[variable] = bound[name]
         with torch.inference_mode():
-            for line in self.program.bind_lines:
-                exec(f"{line.target} = {line.expression}", namespace)  # our own source
+            for statement in self.program.bind_statements:
+                exec(f"{statement.target} = {statement.expression}", namespace)  # our own source
         self._layers, source = _source(self.program)
         exec(compile(source, f"<{graph.name}>", "exec"), namespace)  # our own source
         self._step = namespace["step"]
@@ -70,22 +71,19 @@ class ReferenceExecutor:
             _check_one(self.graph, value, inputs[name])
 
     def _failing_layer(self, error: Exception) -> str:
-        trace, line = error.__traceback__, None
-        while trace:
-            if trace.tb_frame.f_code.co_filename == f"<{self.graph.name}>":
-                line = trace.tb_lineno
-            trace = trace.tb_next
-        return self._layers.get(line, self.graph.name)
+        frames = traceback.walk_tb(error.__traceback__)
+        lines = [line for frame, line in frames if frame.f_code.co_filename == f"<{self.graph.name}>"]
+        return self._layers.get(lines[-1], self.graph.name) if lines else self.graph.name
 
 
-def _source(program: Any) -> tuple[dict[int, str], str]:
+def _source(program: Program) -> tuple[dict[int, str], str]:
     """The step function's source, and which layer each of its lines runs."""
-    lines: list[Line] = [Line(variable, f"i[{name!r}]", name) for name, variable in program.step_inputs.items()]
-    lines += program.step_lines
-    text = ["def step(i):"] + [f"    {line.target} = {line.expression}" for line in lines]
+    inputs = [Statement(variable, f"inputs[{name!r}]", name) for name, variable in program.step_inputs.items()]
+    statements = inputs + program.step_statements
+    text = ["def step(inputs):", *(f"    {statement.target} = {statement.expression}" for statement in statements)]
     returned = ", ".join(f"{name!r}: {variable}" for name, variable in program.outputs.items())
     text.append(f"    return {{{returned}}}")
-    return {number: line.layer for number, line in enumerate(lines, 2)}, "\n".join(text) + "\n"
+    return {number: statement.layer for number, statement in enumerate(statements, 2)}, "\n".join(text) + "\n"
 
 
 def _check_bound(graph: Graph, bound: dict[str, torch.Tensor]) -> None:

@@ -29,9 +29,9 @@ class LockstepExecutor:
 
     def __init__(self, graph: Graph, weights: Sequence[Tensors], caches: Sequence[Tensors], **options: Any) -> None:
         self.graph = graph
-        self._meeting = _Meeting(len(weights))
+        self._rendezvous = Rendezvous(len(weights))
         self.ranks = [
-            ReferenceExecutor(graph, mine, own, ranks=_Rank(self._meeting, rank), **options)
+            ReferenceExecutor(graph, mine, own, ranks=RankCollectives(self._rendezvous, rank), **options)
             for rank, (mine, own) in enumerate(zip(weights, caches, strict=True))
         ]
         self._threads = ThreadPoolExecutor(len(self.ranks), thread_name_prefix=graph.name)
@@ -43,27 +43,28 @@ class LockstepExecutor:
 
     def run(self, inputs: Tensors) -> Tensors:
         """One step of all ranks; the first one's outputs, which all have."""
-        self._meeting.reset()
-        first, *others = self._threads.map(lambda rank: self._run(rank, inputs), self.ranks)
-        failed = [one for one in (first, *others) if isinstance(one, Exception)]
-        if failed:  # a rank that only waited in vain says less than the one that failed
-            told = [one for one in failed if not isinstance(one.__cause__, threading.BrokenBarrierError)]
-            raise (told or failed)[0]
+        self._rendezvous.reset()
+        steps = [self._threads.submit(self._run, rank, inputs) for rank in self.ranks]
+        errors = [error for error in (step.exception() for step in steps) if error]
+        if errors:  # a rank that only waited in vain says less than the one that failed
+            causes = [error for error in errors if not isinstance(error.__cause__, threading.BrokenBarrierError)]
+            raise (causes or errors)[0]
+        first, *others = (step.result() for step in steps)
         for rank, other in enumerate(others, 1):
             for name, tensor in first.items():
                 if not _same(tensor, other[name]):
                     raise NetworkError(f"{self.graph.name}: output {name}: rank {rank} and rank 0 disagree.")
         return first
 
-    def _run(self, rank: ReferenceExecutor, inputs: Tensors) -> Tensors | Exception:
+    def _run(self, rank: ReferenceExecutor, inputs: Tensors) -> Tensors:
         try:
             return rank.run(inputs)
-        except Exception as error:
-            self._meeting.abort()
-            return error
+        except Exception:
+            self._rendezvous.abort()
+            raise
 
 
-class _Meeting:
+class Rendezvous:
     """Where ranks meet at collectives."""
 
     def __init__(self, size: int) -> None:
@@ -81,30 +82,30 @@ class _Meeting:
         self._barrier.abort()
 
     def exchange(self, rank: int, layer: str, x: torch.Tensor, combine: Callable) -> torch.Tensor:
-        """What `combine` makes of every rank's tensor, in order."""
+        """The tensor that `combine` makes of every rank's, in order."""
         self._brought[rank] = (layer, x)
         self._barrier.wait()
         layers = {name for name, _ in self._brought}
         if len(layers) > 1:
             raise NetworkError(f"ranks meet at different layers: {', '.join(sorted(layers))}")
-        made = combine([tensor for _, tensor in self._brought])
+        combined = combine([tensor for _, tensor in self._brought])
         self._barrier.wait()  # nobody brings the next tensor before all have read this one
-        return made
+        return combined
 
 
-class _Rank:
+class RankCollectives:
     """A rank's collectives, as the generated code calls them."""
 
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
-        self._meeting, self._rank = meeting, rank
+    def __init__(self, rendezvous: Rendezvous, rank: int) -> None:
+        self._rendezvous, self._rank = rendezvous, rank
 
     def all_reduce(self, layer: str, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, added up in float32, in x's dtype."""
-        return self._meeting.exchange(self._rank, layer, x, _sum)
+        return self._rendezvous.exchange(self._rank, layer, x, _sum)
 
     def all_gather(self, layer: str, x: torch.Tensor) -> torch.Tensor:
         """All ranks' tensors, one after the other along the first axis."""
-        return self._meeting.exchange(self._rank, layer, x, torch.cat)
+        return self._rendezvous.exchange(self._rank, layer, x, torch.cat)
 
 
 def _sum(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -252,7 +252,7 @@ def test_no_tensor_of_a_step_and_no_cache_passes_32_bit_counting(tmp_path):
     pieces = EngineLimits(
         **record(build(tmp_path / "more", wide, (), max_model_len=1 << 20, max_num_seqs=64))["limits"]
     )
-    assert pieces.index_pieces(1, "context") > 1
+    assert pieces.index_tiles(1, "context") > 1
     with pytest.raises(GlmspecError, match=r"--max-model-len: found 268,435,456, expected at most [\d,]+"):
         build(tmp_path / "most", wide, (), max_model_len=1 << 28, max_num_seqs=1, max_num_batched_tokens=1)
     assert not (tmp_path / "most").exists()

@@ -10,7 +10,7 @@ import pytest
 from support.models import GOLDENS
 
 from glmspec.core.errors import ConfigError
-from glmspec.models.configs.drafter import Convolution, DrafterConfig, MarkovHead, Scaling, Selector
+from glmspec.models.configs.drafter import Convolution, DrafterConfig, MarkovHeadConfig, Scaling, Selector
 
 WHERE = "DIR/config.json"
 
@@ -47,7 +47,7 @@ def refused(make, *expected: str) -> None:
 def test_golden_drafters():
     dspark, dflash2, reduced = drafter("dspark"), drafter("dflash2"), drafter("dspark_redvocab")
     assert (dspark.kind, dspark.taps, dspark.num_drafts, dspark.first_draft_row) == ("dspark", (2, 3, 5), 8, 0)
-    assert dspark.markov == MarkovHead(rank=8) and dspark.confidence.with_markov
+    assert dspark.markov == MarkovHeadConfig(rank=8) and dspark.confidence.with_markov
     assert dspark.convolution is None and dspark.selector is None
     assert (dflash2.kind, dflash2.num_drafts, dflash2.first_draft_row) == ("dflash2", 7, 1)
     assert dflash2.convolution == Convolution(taps=2, group=16) and dflash2.selector == Selector(rank=8, top_k=4)
@@ -92,7 +92,7 @@ def test_confidence_over_a_markov_head_of_rank_0_is_refused():
 
 @pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
 def test_markov_heads(head):
-    assert drafter(markov_head_type=head).markov == MarkovHead(rank=8, type=head)
+    assert drafter(markov_head_type=head).markov == MarkovHeadConfig(rank=8, type=head)
 
 
 @pytest.mark.parametrize("head", ["lstm", "Gated", None])

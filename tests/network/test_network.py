@@ -20,7 +20,7 @@ from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import CACHE, WEIGHT, Contract, TensorSpec
 from glmspec.network.graph import Network
 from glmspec.network.limits import EngineLimits
-from glmspec.network.reader import read
+from glmspec.network.reader import Node, Value, read
 from glmspec.network.trt import backend
 
 LIMITS = EngineLimits(
@@ -68,6 +68,19 @@ def test_an_output_that_is_not_what_was_promised_is_refused(spec):
     net = toy()
     with pytest.raises(NetworkError, match=r"toy: output y .*: the network gives float32\[-1, 4\]"):
         net.output(net.inputs["x"] * 2.0, spec)
+
+
+def test_sizes_are_numbers_or_refused():
+    assert TensorSpec("w", "float32", (3, 4)).sizes == (3, 4)
+    with pytest.raises(NetworkError, match=r"w float32\[N, 4\]: found a symbol"):
+        _ = TensorSpec("w", "float32", ("N", 4)).sizes
+
+
+def test_operands_leave_no_input_out():
+    x = Value("x", "float32", (3,))
+    assert Node("a/b.1", "SELECT", (x, x), (x,), {}).operands == (x, x)
+    with pytest.raises(NetworkError, match=r"a/b\.1: found an input that is left out, expected all 2"):
+        _ = Node("a/b.1", "SELECT", (x, None), (x,), {}).operands
 
 
 def test_inputs_come_before_layers():

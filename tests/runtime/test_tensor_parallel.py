@@ -22,7 +22,7 @@ from glmspec.network.reader import read
 from glmspec.network.shards import Mapping
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.executor import LockstepExecutor
-from glmspec.runtime.executor.lockstep import _Meeting
+from glmspec.runtime.executor.lockstep import Rendezvous
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
@@ -79,7 +79,7 @@ def test_every_rank_s_network_is_the_same(folder):
     """So that one plan serves all ranks: what differs is in the inputs."""
     model = load(folder, Mapping(4, 2))
     start = [rank.program for rank in model.executor.ranks]
-    assert all(one.step_lines == start[0].step_lines for one in start)
+    assert all(one.step_statements == start[0].step_statements for one in start)
 
 
 def test_a_rank_that_fails_stops_the_others_and_is_named(folder):
@@ -124,7 +124,7 @@ def test_sums_are_taken_in_float32():
 
 def test_ranks_at_different_layers_are_an_error():
     """A rank that skips a collective meets the others at the wrong one."""
-    meeting = _Meeting(2)
+    meeting = Rendezvous(2)
     with ThreadPoolExecutor(2) as threads:
         calls = [
             threads.submit(meeting.exchange, rank, layer, torch.zeros(1), torch.cat)

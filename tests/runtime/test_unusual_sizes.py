@@ -17,7 +17,7 @@ from support.models import LIMITS, features_as_taps, load_verifier, random_verif
 from glmspec.build.deployment import BuildOptions, open_deployment
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError
-from glmspec.models.configs.drafter import Convolution, DrafterConfig, MarkovHead, Selector
+from glmspec.models.configs.drafter import Convolution, DrafterConfig, MarkovHeadConfig, Selector
 from glmspec.models.registry import checkpoint_specs, model_of
 from glmspec.runtime.pack import Block, Rows, pack_blocks, pack_rows
 from glmspec.runtime.pages import Span
@@ -77,9 +77,9 @@ def test_tensorrt_s_odd_latents_are_refused_by_key(tmp_path):
 LEAST = dict(num_attention_heads=1, num_key_value_heads=1, head_dim=2, intermediate_size=1, block_size=2)
 ODD = dict(num_attention_heads=3, num_key_value_heads=1, hidden_size=33, intermediate_size=35)
 DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "dspark, least": ("dspark", {**LEAST, "sliding_window": 1, "markov": MarkovHead(rank=1)}),
+    "dspark, least": ("dspark", {**LEAST, "sliding_window": 1, "markov": MarkovHeadConfig(rank=1)}),
     "dspark gated, odd": ("dspark gated", {**ODD, "vocab_size": 67, "draft_vocab_size": 67}),
-    "dspark rnn, rank 1": ("dspark rnn", {"markov": MarkovHead(rank=1, type="rnn"), "taps": (0,)}),
+    "dspark rnn, rank 1": ("dspark rnn", {"markov": MarkovHeadConfig(rank=1, type="rnn"), "taps": (0,)}),
     "dspark, one token": ("dspark, fewer tokens", {"draft_vocab_size": 1, "block_size": 1}),
     "dflash, odd": ("dflash", {**ODD, "sliding_window": 1, "window": "relative"}),
     "dflash2, least": (

@@ -1,4 +1,4 @@
-"""Segments scored piece by piece choose the same rows, and a step that needs it is legal."""
+"""Segments scored tile by tile choose the same rows, and a step that needs it is legal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CELL = 256 * COLUMNS  # numbers of a segment's keys: 256 rows of context
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("pieces")
+    path = tmp_path_factory.mktemp("tiles")
     random_verifier(path / "hf", seed=7)
     return path
 
@@ -35,13 +35,13 @@ def steps() -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("regions", [True, False])
-@pytest.mark.parametrize("most, pieces", [(6, 3), (14, 1), (2, 8), (13, 2)])
-def test_same_logits(folder, tmp_path, monkeypatch, most, pieces, regions):
-    """most: segments that a piece may have, of 15 in a step; attention and experts have pieces too."""
+@pytest.mark.parametrize("most, tiles", [(6, 3), (14, 1), (2, 8), (13, 2)])
+def test_same_logits(folder, tmp_path, monkeypatch, most, tiles, regions):
+    """most: segments that a tile may have, of 15 in a step; attention and experts have tiles too."""
     whole = load_verifier(folder / "hf", tmp_path / "whole", regions=regions)
     monkeypatch.setattr(module, "MAX_ELEMENTS", most * CELL + 5)
-    assert LIMITS.index_pieces(COLUMNS, CONTEXT) == -(-15 // most)
-    found = load_verifier(folder / "hf", tmp_path / "pieces", regions=regions)
+    assert LIMITS.index_tiles(COLUMNS, CONTEXT) == -(-15 // most)
+    found = load_verifier(folder / "hf", tmp_path / "tiles", regions=regions)
     for step in steps():
         expected, got = whole.run(step), found.run(step)
         torch.testing.assert_close(got["logits"], expected["logits"], rtol=1e-4, atol=1e-4)

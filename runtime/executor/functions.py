@@ -1,4 +1,8 @@
-"""What the generated code calls where one torch expression is not enough."""
+"""Functions in torch that the generated step calls where a TensorRT layer is more than one torch expression.
+
+Legend: N rows, H heads, F columns of a head (of experts: their width), E half of the rotary columns (of experts: how
+many there are), P pairs of columns, D hidden, A experts a token.
+"""
 
 from __future__ import annotations
 
