@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from glmspec.build.deployment import PLUGINS_OFF, Deployment
-from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
+from glmspec.build.plugin_variants import check_plugins, graphs_of, variants_of
 from glmspec.build.target import TARGETS, Target
 from glmspec.build.validate.case import Case
 from glmspec.core.errors import ConfigError
@@ -58,7 +58,7 @@ def of_deployment(deployment: Deployment, progress: Progress) -> list[Variant]:
         raise ConfigError("--plugins: found off, expected auto or on: there is nothing to compile without plugins.")
     with progress.stage("Authoring the networks"):
         graphs = graphs_of(deployment, Case(deployment).backend)
-        kernels = kernels_of(deployment, graphs)
+        kernels = variants_of(deployment, graphs)
     check_plugins(deployment, graphs)
     for reason in kernels.kept:
         progress.note(f"TensorRT's layers instead of a plugin: {reason}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.bundle import open_bundle
-from glmspec.build.kernels import open_kernels
+from glmspec.build.plugin_variants import open_kernels
 from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.conversion import Conversion, plan_source
@@ -97,10 +97,16 @@ def checkpoint_record(checkpoint: Checkpoint) -> Record:
 
 
 def _bundle(folder: Path) -> Record:
-    record = open_bundle(folder)
+    directory = open_bundle(folder)
     keys = ("target", "compute", "limits", "plugins", "finish")
-    members = [{"name": one["name"], "source": one["source"], **one["weights"]} for one in record["members"]]
-    return {key: record[key] for key in keys} | {"models": members, "validated": (folder / "validation.json").exists()}
+    models = [
+        {"name": name, "source": model["pretrained_config"]["source"]["folder"], **model["weights"]}
+        for name, model in directory.models.items()
+    ]
+    return {key: directory.record[key] for key in keys} | {
+        "models": models,
+        "validated": (folder / "validation.json").exists(),
+    }
 
 
 def _repository(folder: Path) -> Record:
@@ -115,7 +121,7 @@ def _engines(folder: Path) -> Record:
     return {key: directory.record[key] for key in keys} | {
         "num_illegal_ids": len(directory.illegal),
         "drafters": directory.choices,
-        "models": [_engine(folder, name, directory.model(name)) for name in directory.names],
+        "models": [_engine(folder, name, config) for name, config in directory.models.items()],
     }
 
 

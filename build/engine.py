@@ -11,10 +11,10 @@ from pathlib import Path
 
 from glmspec.build.bundle import prepare
 from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
-from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_engines
-from glmspec.build.kernels import check_plugins
+from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_directory
 from glmspec.build.member import MTP
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
+from glmspec.build.plugin_variants import check_plugins
 from glmspec.build.target import PROXY_PACKAGE, Target, compiler_for
 from glmspec.build.validate.run import Wanted, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
@@ -64,10 +64,12 @@ def build_engines(
         if tensorrt is None:
             prepare(deployment, report, folder, out, author, progress)
         else:
-            compiled = {one.name: compile_member(deployment, one, tensorrt, progress) for one in deployment.members}
+            networks = {
+                member.name: compile_member(deployment, member, tensorrt, progress) for member in deployment.members
+            }
             if report is not None:
                 write_json(folder / REPORT, report.to_json())
-            write_engines(deployment, compiled, folder, out, tensorrt, progress)
+            write_directory(deployment, networks, folder, out, tensorrt, progress)
     if tensorrt is None:
         return (
             f"{out}: a bundle with all that needs no GPU. Left to do, on a machine with a {target.name} and "

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from glmspec.build.bundle import open_bundle
 from glmspec.build.describe import describe, kind_in
-from glmspec.build.kernels import open_kernels
+from glmspec.build.plugin_variants import open_kernels
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.command import left_out_lines
 from glmspec.convert.origin import name_of
@@ -92,11 +92,13 @@ def _counts(formats: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in formats.items())
 
 
-def _show_bundle(console: Lines, folder: Path, record: dict[str, Any]) -> None:
+def _show_bundle(console: Lines, folder: Path, directory: EngineDirectory) -> None:
+    record = directory.record
     console.title(folder, f"engine bundle for {record['target']}, not compiled yet")
     table = _table("Models", "name", "from", "weights", "SHA-256")
-    for one in record["members"]:
-        table.add_row(one["name"], one["source"], one["weights"]["folder"], one["weights"]["sha256"][:16])
+    for name, model in directory.models.items():
+        source, weights = model["pretrained_config"]["source"]["folder"], model["weights"]
+        table.add_row(name, source, weights["folder"], weights["sha256"][:16])
     console.print(table)
     console.line(f"validation: {'validation.json' if (folder / 'validation.json').exists() else 'none'}")
     if record["kernels"]:
@@ -112,8 +114,7 @@ def _show_engines(console: Lines, folder: Path, directory: EngineDirectory) -> N
     console.title(folder, f"engines for {record['target']}, compute {record['compute']}")
     tensorrt, maker = record["tensorrt"], record["producer"]
     console.line(f"authored by glmspec {maker['version']} with {tensorrt['package']} {tensorrt['version']}")
-    names = directory.names
-    configs = {name: directory.model(name) for name in names}
+    configs = directory.models
     models = _table("Models", "name", "architecture", "profile", "layers", "plan", "weights")
     hashes = _table("Hashes (SHA-256, first 16 digits)", "name", "profile", "network", "plan", "weights")
     for name, config in configs.items():

@@ -78,6 +78,24 @@ class Member:
     markov_top_k: int | None = None
     illegal: IllegalIds = ALL_LEGAL
 
+    @classmethod
+    def chosen(cls, name: str, checkpoint: Origin, folder: Path, choices: dict[str, Any], source: str = "") -> Member:
+        """A member as a record keeps it. choices: see the property of that name."""
+        return cls(
+            name,
+            folder,
+            checkpoint,
+            tuple(choices["taps"]),
+            choices["hidden"],
+            choices["drafter_window"],
+            choices["num_speculative_tokens"],
+            choices["sampled"],
+            source,
+            DraftProbs(**choices["q"]) if choices["q"] else None,
+            choices["markov_top_k"],
+            IllegalIds.from_json(choices["illegal_ids"]),
+        )
+
     @property
     def accepts(self) -> bool:
         """True of a network on the verifier's logits."""

@@ -12,7 +12,7 @@ from support.tensorrt_stand_in import networks_with_plugins
 from glmspec.build import kernels
 from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
 from glmspec.build.engine import build_engines
-from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
+from glmspec.build.plugin_variants import check_plugins, graphs_of, variants_of
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError, MissingCapability
 from glmspec.core.progress import Progress
@@ -76,7 +76,7 @@ def test_every_region_that_has_plugins_gets_them(plugged, sampling):
 
 def test_the_kernels_of_a_deployment_are_those_its_networks_launch(plugged):
     deployment = deployed()
-    kernels = kernels_of(deployment, graphs_of(deployment, backend()))
+    kernels = variants_of(deployment, graphs_of(deployment, backend()))
     assert not kernels.kept
     found = set()
     for member in deployment.members:
@@ -92,7 +92,7 @@ def test_off_is_off(plugged):
     net = deployment.author(deployment.verifier, "generation", plugged, plugged=True)
     kinds = {node.kind for node in read(net.definition, net.backend).nodes}
     assert "PLUGIN_V3" not in kinds
-    assert kernels_of(deployment, graphs_of(deployment, backend())).variants == ()
+    assert variants_of(deployment, graphs_of(deployment, backend())).variants == ()
 
 
 @pytest.mark.parametrize("target", ["cpu", "rtx-pro-6000"])
