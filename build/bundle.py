@@ -61,7 +61,7 @@ def finish(bundle: Path, out: Path, progress: Progress) -> None:
     refuse_to_replace(out, ENGINES, [bundle])
     tensorrt = compiler_for(target)
     if tensorrt is None:
-        machine = this_machine(target.package)
+        machine = this_machine(str(target.package))
         raise MissingCapability(
             f"{bundle}: finishing it needs {target.package} and a GPU of {target.compute_capability}; this machine has "
             f"{target.package} {machine.version or 'not installed'} and "
@@ -121,9 +121,9 @@ def _write_kernels(folder: Path, deployment: Deployment, proxy: Backend, progres
     except MissingCapability as error:
         progress.note(f"no kernels in the bundle: {error}")
         return False
-    with progress.stage(f"Compiling kernels for {deployment.target.compute_capability}"):
+    with progress.stage(f"Compiling kernels for {deployment.target.gpu}"):
         variants = variants_of(deployment, graphs_of(deployment, proxy)).variants
-        write_compiled(folder, deployment.target.compute_capability, compile_all(variants))
+        write_compiled(folder, deployment.target.gpu, compile_all(variants))
     return True
 
 

@@ -22,6 +22,7 @@ from glmspec.build.cli_base import (
     WRITTEN,
     Commands,
     progress,
+    required,
     result,
     section,
     write_json_to,
@@ -114,7 +115,7 @@ def convert(
     from glmspec.convert.dry_run import dry_run as list_outputs
 
     options = options_of(quant, recipe, calibration, tp or 1, ep or 1)
-    if dry_run:
+    if output is None:
         list_outputs(source, options, layout == "hf", progress())
         return
     wanted = Wanted(hf=layout == "hf", device=device, workers=workers, resume=resume, sha256=expect_sha256)
@@ -147,17 +148,17 @@ def verify(directory: Path, json_file: Path | None) -> None:
 
     start = time.perf_counter()
     try:
-        told, error = verify_folder(directory, progress()), None
+        checked, error = verify_folder(directory, progress()), None
     except GlmspecError as raised:
-        told, error = None, raised
+        checked, error = None, raised
     if json_file:
         seconds = round(time.perf_counter() - start, 3)
         about = {"error": str(error)} if error else describe(directory)
         write_json_to(json_file, {"ok": error is None, "folder": str(directory), "seconds": seconds, **about})
     if error:
         raise error
-    if str(json_file) != "-":
-        result(told)
+    if checked is not None and str(json_file) != "-":
+        result(checked)
 
 
 @main.command()
@@ -195,9 +196,8 @@ def engine(
         output = output or finished_name(bundle)
         finish(bundle, output, progress())
     else:
-        for name, value in (("--verifier", verifier), ("--target", target), ("--output", output)):
-            if value is None:
-                raise click.UsageError(f"Missing option {name!r}.")
+        verifier, target = required("--verifier", verifier), required("--target", target)
+        output = required("--output", output)
         check_configs(verifier, drafters)
         from glmspec.build.engine import build_engines
 
@@ -231,7 +231,7 @@ def validate(
     source: Path | None,
     verifier: Path | None,
     drafters: tuple[Path, ...],
-    target: str,
+    target: str | None,
     config_only: bool,
     group_layers: int,
     cache: Path | None,
@@ -245,11 +245,10 @@ def validate(
     Exit code 1 when a check fails, 3 when one could not run for lack of a package."""
     if (source is None) == (verifier is None):
         raise click.UsageError("give SOURCE, or --verifier in its place")
-    if target is None:
-        raise click.UsageError("Missing option '--target'.")
+    target = required("--target", target)
     from glmspec.build.validate.command import Outputs, validate_command, wanted_of
 
-    source = source or verifier
+    source = source or required("--verifier", verifier)
     wanted, outputs = wanted_of(stages, group_layers, cache), Outputs(json_file, junit)
     options = build_options(sizes)
     code = validate_command(
@@ -284,8 +283,7 @@ def plugins(
     **sizes: Any,
 ) -> None:
     """Compile the plugins' kernels for a target. Needs Triton, no GPU; fails when one spills or passes its limits."""
-    if target is None:
-        raise click.UsageError("Missing option '--target'.")
+    target = required("--target", target)
     given = {"drafter": drafters, "config_only": config_only, **sizes}
     named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in _UNSAID]
     if verifier is None and named:

@@ -81,8 +81,8 @@ def compile_member(deployment: Deployment, member: Member, tensorrt: Backend, pr
             with progress.steps(f"Compiling the plugins of {member.name} ({profile})", len(net.kernels)) as advance:
                 compile_kernels(net.kernels, advance)
         if deployment.target.package:
-            with progress.stage(f"Building {member.name} ({profile}) for {deployment.target.compute_capability}"):
-                plan = build_plan(net, ranges[profile], deployment.target.compute_capability, cache)
+            with progress.stage(f"Building {member.name} ({profile}) for {deployment.target.gpu}"):
+                plan = build_plan(net, ranges[profile], deployment.target.gpu, cache)
             cache = plan.timing_cache
         layers = tuple(layer_lines(graph))
         networks[profile] = CompiledNetwork(graph.content_hash(), layers, net.contract(), plan)
@@ -165,12 +165,12 @@ def _write_member(
 
 def weights_size(deployment: Deployment) -> int:
     """Bytes of the weights that `written_weights` will write."""
-    return sum(one.output_size for one in deployment.origins if isinstance(one, Conversion))
+    return sum(origin.output_size for origin in deployment.origins if isinstance(origin, Conversion))
 
 
 def keep_conversions(deployment: Deployment, folder: Path) -> None:
     """Remove what an interrupted run left in a folder, but the conversions that `written_weights` goes on with."""
-    wanted = {one.name for one in deployment.members if isinstance(one.origin, Conversion)}
+    wanted = {member.name for member in deployment.members if isinstance(member.origin, Conversion)}
     others = [left for left in folder.iterdir() if left.name != CHECKPOINTS]
     others += [left for left in folder.glob(f"{CHECKPOINTS}/*") if left.name not in wanted]
     for left in others:
@@ -181,18 +181,18 @@ def written_weights(
     deployment: Deployment, folder: Path, progress: Progress
 ) -> dict[str, tuple[Checkpoint, str | None]]:
     """Every member's converted checkpoint; those written into the folder now also with their path in there."""
-    made: dict[int, tuple[Checkpoint, str | None]] = {}
+    by_origin: dict[int, tuple[Checkpoint, str | None]] = {}
     for member in deployment.members:
         origin, name = member.origin, member.name
-        if id(origin) in made:
+        if id(origin) in by_origin:
             continue
         if isinstance(origin, Conversion):
             with progress.bytes(f"Converting {name}", origin.size) as advance:
                 written = origin.write_into(folder / CHECKPOINTS / name, Run(advance=advance))
-            made[id(origin)] = (written, f"{CHECKPOINTS}/{name}")
+            by_origin[id(origin)] = (written, f"{CHECKPOINTS}/{name}")
         else:
-            made[id(origin)] = (origin, None)
-    return {member.name: made[id(member.origin)] for member in deployment.members}
+            by_origin[id(origin)] = (origin, None)
+    return {member.name: by_origin[id(member.origin)] for member in deployment.members}
 
 
 def copy_tokenizer(verifier: Member, folder: Path) -> bool:
@@ -205,14 +205,14 @@ def copy_tokenizer(verifier: Member, folder: Path) -> bool:
 
 def copy_licences(weights: dict[str, tuple[Checkpoint, str | None]], folder: Path) -> dict[str, Any]:
     """Copy every member's licence files; what is known of its terms, by member. Members of one checkpoint have one."""
-    made: dict[Path, tuple[str, dict[str, Any]]] = {}
+    by_folder: dict[Path, tuple[str, dict[str, Any]]] = {}
     for name, (checkpoint, _) in weights.items():
-        if checkpoint.folder not in made:
+        if checkpoint.folder not in by_folder:
             terms = Terms.from_json(checkpoint.record.get("license"))
             copy_files(checkpoint.folder, terms.files, folder / LICENCES / name)
             files = [f"{LICENCES}/{name}/{file}" for file in terms.files]
-            made[checkpoint.folder] = name, terms.to_json() | {"files": files}
-    return dict(made.values())
+            by_folder[checkpoint.folder] = name, terms.to_json() | {"files": files}
+    return dict(by_folder.values())
 
 
 def digests_beside_checkpoints(folder: Path) -> dict[str, str]:
@@ -238,11 +238,11 @@ def _directory_record(
         "illegal_ids": members[0].illegal.to_json(),
         "tokenizer": TOKENIZER if tokenizer else None,
         "verifier": VERIFIER,
-        "mtp": MTP if any(one.name == MTP for one in members) else None,
-        "acceptance": [one.name for one in members if one.accepts],
+        "mtp": MTP if any(member.name == MTP for member in members) else None,
+        "acceptance": [member.name for member in members if member.accepts],
         "drafters": [
-            {"name": one.name, "kind": one.config.kind, "source": one.source or name_of(one.folder)}
-            for one in deployment.drafters
+            {"name": member.name, "kind": member.drafter_config.kind, "source": member.source or name_of(member.folder)}
+            for member in deployment.drafters
         ],
         "files": digests_beside_checkpoints(folder),
     }

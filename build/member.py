@@ -110,6 +110,20 @@ class Member:
         return config
 
     @property
+    def verifier_config(self) -> VerifierConfig:
+        """Of a verifier, its MTP module or an acceptance network: the verifier's config."""
+        config = self.config
+        assert isinstance(config, VerifierConfig)
+        return config
+
+    @property
+    def drafter_config(self) -> DrafterConfig:
+        """Of a block drafter: its config."""
+        config = self.config
+        assert isinstance(config, DrafterConfig)
+        return config
+
+    @property
     def choices(self) -> dict[str, Any]:
         """What its network is made with besides its checkpoint, for a record."""
         return {
@@ -127,9 +141,9 @@ class Member:
     def model(self) -> Verifier | Mtp | DFlash | LogitsNetwork:
         """Its network, before a form is chosen."""
         if self.accepts:
-            return acceptance_of(self.config, self.name, self.q)
+            return acceptance_of(self.verifier_config, self.name, self.q)
         if self.name == MTP:
-            return Mtp(self.config, sampled=self.sampled, illegal=self.illegal)
+            return Mtp(self.verifier_config, sampled=self.sampled, illegal=self.illegal)
         return model_of(self.config, self.taps, hidden=self.hidden, sampled=self.sampled, illegal=self.illegal)
 
     @property
@@ -154,7 +168,7 @@ class Member:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """A verifier's end tokens."""
-        return self.origin.end_tokens
+        return self.origin.end_tokens or ()
 
     def index_topk(self, limits: EngineLimits) -> int:
         """K of its DSA top-k, 0 for a drafter."""

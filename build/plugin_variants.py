@@ -40,7 +40,7 @@ def variants_of(deployment: Deployment, graphs: list[Graph]) -> PluginVariants:
     if deployment.plugins == PLUGINS_OFF or not deployment.has_plugins:
         return PluginVariants()
     regions = [region for graph in graphs for region in regions_of(graph)]
-    variants, kept = network_variants(regions, deployment.target.compute_capability)
+    variants, kept = network_variants(regions, deployment.target.gpu)
     return PluginVariants(tuple(variants), tuple(kept))
 
 

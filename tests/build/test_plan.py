@@ -177,6 +177,6 @@ def test_an_impossible_profile_is_an_error():
 def test_ranks_ask_for_collectives_where_they_are_a_preview(names):
     asked = []
     api = SimpleNamespace(PreviewFeature=SimpleNamespace(**dict.fromkeys(names, "collectives")))
-    net = SimpleNamespace(api=api, net_config=SimpleNamespace(mapping=SimpleNamespace(tp=2), plugins=""))
+    net = SimpleNamespace(api=api, config=SimpleNamespace(mapping=SimpleNamespace(tp=2), plugins=""))
     plan._aim(net, SimpleNamespace(set_preview_feature=lambda *call: asked.append(call)), "SM100")
     assert asked == [("collectives", True)] * len(names)
