@@ -21,6 +21,7 @@ from glmspec.build.cli_base import (
     PLACE,
     WRITTEN,
     Commands,
+    as_one,
     progress,
     required,
     result,
@@ -37,6 +38,7 @@ from glmspec.build.cli_options import (
 )
 from glmspec.build.cli_serving import generate, repo, serve
 from glmspec.build.target import TARGETS
+from glmspec.convert.settings import ConvertSettings
 from glmspec.core.errors import GlmspecError
 from glmspec.models.configs.kinds import check_config, check_configs
 
@@ -86,40 +88,27 @@ def main() -> None:
     click.option("--dry-run", is_flag=True,
                  help="List what would be written. SOURCE may be a config.json without weights."),
 )  # fmt: skip
-def convert(
-    source: Path,
-    output: Path | None,
-    quant: str,
-    recipe: Path | None,
-    calibration: Path | None,
-    tp: int | None,
-    ep: int | None,
-    layout: str,
-    workers: int | None,
-    device: str,
-    resume: bool,
-    expect_sha256: str | None,
-    dry_run: bool,
-) -> None:
+@as_one(ConvertSettings)
+def convert(settings: ConvertSettings) -> None:
     """Convert the Hugging Face checkpoint SOURCE (a verifier or a drafter) to glmspec's layout."""
-    if recipe and quant != "auto":
+    source, output = settings.source, settings.output
+    if settings.recipe and settings.quant != "auto":
         raise click.UsageError("--quant and --recipe exclude each other")
-    if dry_run and (resume or expect_sha256):
+    if settings.dry_run and (settings.resume or settings.expect_sha256):
         raise click.UsageError("--dry-run reads no weights: leave --resume and --expect-sha256 out")
-    if source.is_file() and not dry_run:
+    if source.is_file() and not settings.dry_run:
         raise click.UsageError(f"{source}: a file is enough for --dry-run only; give a checkpoint's folder")
-    if (output is None) != dry_run:
+    if (output is None) != settings.dry_run:
         raise click.UsageError("give --output, or --dry-run and no output")
     check_config(source)
-    from glmspec.convert.command import Wanted, convert_folder, options_of
+    from glmspec.convert.command import convert_folder, options_of
     from glmspec.convert.dry_run import dry_run as list_outputs
 
-    options = options_of(quant, recipe, calibration, tp or 1, ep or 1)
+    options = options_of(settings)
     if output is None:
-        list_outputs(source, options, layout == "hf", progress())
+        list_outputs(source, options, settings.hf, progress())
         return
-    wanted = Wanted(hf=layout == "hf", device=device, workers=workers, resume=resume, sha256=expect_sha256)
-    for line in convert_folder(source, output, options, wanted, progress()):
+    for line in convert_folder(settings, output, options, progress()):
         progress().say(line)
     result(str(output))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -82,6 +83,19 @@ def section(title: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return command
 
     return add
+
+
+def as_one(kind: Callable[..., Value]) -> Callable[[Callable[[Value], None]], Callable[..., None]]:
+    """Hand a command its parameters as one value. kind: a dataclass whose fields are called as they are."""
+
+    def decorate(command: Callable[[Value], None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_one_value(**values: Any) -> None:
+            command(kind(**values))
+
+        return with_one_value
+
+    return decorate
 
 
 class Command(click.Command):
