@@ -34,7 +34,7 @@ def calibrate(folder: Path, prompts: Path, out: Path, progress: Progress) -> int
     check_output(out)
     quantization = _modelopt()
     config = VerifierConfig.from_hf(read_json(folder / "config.json"), f"{folder}/config.json")
-    if any(one.format in QUANTIZED for one in weights_of(Source(folder)).values()):
+    if any(weight.format in QUANTIZED for weight in weights_of(Source(folder)).values()):
         raise ConfigError(f"{folder}: its weights are quantized; calibrate the checkpoint that they were made from.")
     ids = _prompts(folder, prompts, config)
     if not ids:
@@ -46,16 +46,16 @@ def calibrate(folder: Path, prompts: Path, out: Path, progress: Progress) -> int
         import torch
 
         with torch.inference_mode(), progress.steps("Calibrating", len(ids)) as advance:
-            for number, one in enumerate(ids, 1):
-                model(torch.tensor([one], device=model.device), use_cache=False)
+            for number, token_ids in enumerate(ids, 1):
+                model(torch.tensor([token_ids], device=model.device), use_cache=False)
                 advance(f"prompt {number}")
 
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # it prints what it registers
         warnings.simplefilter("ignore")
         quantization.quantize(model, quantization.FP8_DEFAULT_CFG, forward)
-    found = dict(sorted(_amaxes(model, config.n_routed_experts)))
-    write_output(out, json_bytes(found))
-    return len(found)
+    amaxes = dict(sorted(_amaxes(model, config.n_routed_experts)))
+    write_output(out, json_bytes(amaxes))
+    return len(amaxes)
 
 
 def _modelopt() -> Any:
@@ -75,7 +75,9 @@ def _load(folder: Path) -> Any:
 
     logging.set_verbosity_error()  # its report lists the MTP module, tensor by tensor
     logging.disable_progress_bar()
-    options = {"dtype": "auto", "device_map": "auto"} if torch.cuda.is_available() else {"dtype": torch.float32}
+    options: dict[str, Any] = (
+        {"dtype": "auto", "device_map": "auto"} if torch.cuda.is_available() else {"dtype": torch.float32}
+    )
     return GlmMoeDsaForCausalLM.from_pretrained(folder, attn_implementation="eager", **options).eval()
 
 

@@ -21,7 +21,9 @@ from glmspec.build.cli_base import (
     PLACE,
     WRITTEN,
     Commands,
+    as_one,
     progress,
+    required,
     result,
     section,
     write_json_to,
@@ -36,6 +38,7 @@ from glmspec.build.cli_options import (
 )
 from glmspec.build.cli_serving import generate, repo, serve
 from glmspec.build.target import TARGETS
+from glmspec.convert.settings import ConvertSettings
 from glmspec.core.errors import GlmspecError
 from glmspec.models.configs.kinds import check_config, check_configs
 
@@ -85,40 +88,27 @@ def main() -> None:
     click.option("--dry-run", is_flag=True,
                  help="List what would be written. SOURCE may be a config.json without weights."),
 )  # fmt: skip
-def convert(
-    source: Path,
-    output: Path | None,
-    quant: str,
-    recipe: Path | None,
-    calibration: Path | None,
-    tp: int | None,
-    ep: int | None,
-    layout: str,
-    workers: int | None,
-    device: str,
-    resume: bool,
-    expect_sha256: str | None,
-    dry_run: bool,
-) -> None:
+@as_one(ConvertSettings)
+def convert(settings: ConvertSettings) -> None:
     """Convert the Hugging Face checkpoint SOURCE (a verifier or a drafter) to glmspec's layout."""
-    if recipe and quant != "auto":
+    source, output = settings.source, settings.output
+    if settings.recipe and settings.quant != "auto":
         raise click.UsageError("--quant and --recipe exclude each other")
-    if dry_run and (resume or expect_sha256):
+    if settings.dry_run and (settings.resume or settings.expect_sha256):
         raise click.UsageError("--dry-run reads no weights: leave --resume and --expect-sha256 out")
-    if source.is_file() and not dry_run:
+    if source.is_file() and not settings.dry_run:
         raise click.UsageError(f"{source}: a file is enough for --dry-run only; give a checkpoint's folder")
-    if (output is None) != dry_run:
+    if (output is None) != settings.dry_run:
         raise click.UsageError("give --output, or --dry-run and no output")
     check_config(source)
-    from glmspec.convert.command import Wanted, convert_folder, options_of
+    from glmspec.convert.command import convert_folder, options_of
     from glmspec.convert.dry_run import dry_run as list_outputs
 
-    options = options_of(quant, recipe, calibration, tp or 1, ep or 1)
-    if dry_run:
-        list_outputs(source, options, layout == "hf", progress())
+    options = options_of(settings)
+    if output is None:
+        list_outputs(source, options, settings.hf, progress())
         return
-    wanted = Wanted(hf=layout == "hf", device=device, workers=workers, resume=resume, sha256=expect_sha256)
-    for line in convert_folder(source, output, options, wanted, progress()):
+    for line in convert_folder(settings, output, options, progress()):
         progress().say(line)
     result(str(output))
 
@@ -147,17 +137,17 @@ def verify(directory: Path, json_file: Path | None) -> None:
 
     start = time.perf_counter()
     try:
-        told, error = verify_folder(directory, progress()), None
+        checked, error = verify_folder(directory, progress()), None
     except GlmspecError as raised:
-        told, error = None, raised
+        checked, error = None, raised
     if json_file:
         seconds = round(time.perf_counter() - start, 3)
         about = {"error": str(error)} if error else describe(directory)
         write_json_to(json_file, {"ok": error is None, "folder": str(directory), "seconds": seconds, **about})
     if error:
         raise error
-    if str(json_file) != "-":
-        result(told)
+    if checked is not None and str(json_file) != "-":
+        result(checked)
 
 
 @main.command()
@@ -195,9 +185,8 @@ def engine(
         output = output or finished_name(bundle)
         finish(bundle, output, progress())
     else:
-        for name, value in (("--verifier", verifier), ("--target", target), ("--output", output)):
-            if value is None:
-                raise click.UsageError(f"Missing option {name!r}.")
+        verifier, target = required("--verifier", verifier), required("--target", target)
+        output = required("--output", output)
         check_configs(verifier, drafters)
         from glmspec.build.engine import build_engines
 
@@ -231,7 +220,7 @@ def validate(
     source: Path | None,
     verifier: Path | None,
     drafters: tuple[Path, ...],
-    target: str,
+    target: str | None,
     config_only: bool,
     group_layers: int,
     cache: Path | None,
@@ -245,11 +234,10 @@ def validate(
     Exit code 1 when a check fails, 3 when one could not run for lack of a package."""
     if (source is None) == (verifier is None):
         raise click.UsageError("give SOURCE, or --verifier in its place")
-    if target is None:
-        raise click.UsageError("Missing option '--target'.")
+    target = required("--target", target)
     from glmspec.build.validate.command import Outputs, validate_command, wanted_of
 
-    source = source or verifier
+    source = source or required("--verifier", verifier)
     wanted, outputs = wanted_of(stages, group_layers, cache), Outputs(json_file, junit)
     options = build_options(sizes)
     code = validate_command(
@@ -284,8 +272,7 @@ def plugins(
     **sizes: Any,
 ) -> None:
     """Compile the plugins' kernels for a target. Needs Triton, no GPU; fails when one spills or passes its limits."""
-    if target is None:
-        raise click.UsageError("Missing option '--target'.")
+    target = required("--target", target)
     given = {"drafter": drafters, "config_only": config_only, **sizes}
     named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in _UNSAID]
     if verifier is None and named:

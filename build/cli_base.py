@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -10,12 +11,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from glmspec.core.errors import GlmspecError, os_error_text
 
+Value = TypeVar("Value")
 _HUB_ID = re.compile(r"(?:https?://huggingface\.co/|hf://)?([\w.-]+/([\w.-]+))/?")
 _COUNT = re.compile(r"(\d+)|(\d+(?:\.\d+)?)([km])|(\d+)([KM])")
 _TIMES = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
@@ -83,6 +85,19 @@ def section(title: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return add
 
 
+def as_one(kind: Callable[..., Value]) -> Callable[[Callable[[Value], None]], Callable[..., None]]:
+    """Hand a command its parameters as one value. kind: a dataclass whose fields are called as they are."""
+
+    def decorate(command: Callable[[Value], None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_one_value(**values: Any) -> None:
+            command(kind(**values))
+
+        return with_one_value
+
+    return decorate
+
+
 class Command(click.Command):
     """Shows its options in sections; has -q, -v and --log-file, and makes the `Progress` that they ask for."""
 
@@ -94,7 +109,7 @@ class Command(click.Command):
             click.Option(["--log-file"], type=WRITTEN, help="Append all that is said, with the time, to a file."),
         )
         for option in common:
-            option.section = COMMON
+            vars(option)["section"] = COMMON
         self.params = [*self.params, *common]
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -128,14 +143,15 @@ class Command(click.Command):
         """Two options that name one file: what is written last would take the place of the other, or of an input."""
         named: dict[Path, str] = {}
         for param in self.params:
-            path = ctx.params.get(param.name)
-            file = isinstance(param.type, click.Path) and not param.type.dir_okay
-            if not file or path is None or str(path) == "-" or (path.exists() and not path.is_file()):
+            path, kind = ctx.params.get(param.name or ""), param.type
+            if not isinstance(kind, click.Path) or kind.dir_okay or path is None:
+                continue
+            if str(path) == "-" or (path.exists() and not path.is_file()):
                 continue
             option = max(param.opts, key=len)
             if (other := named.setdefault(path.resolve(), option)) != option:
                 raise click.UsageError(f"{other} and {option} name one file, {path}: choose another for one of them")
-            if not param.type.exists and _is_ours(path.resolve()):
+            if not kind.exists and _is_ours(path.resolve()):
                 raise click.UsageError(f"{option} {path}: a file that glmspec wrote in its folder; choose another")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -205,6 +221,13 @@ def _drop_output() -> None:
 def progress() -> Any:
     """The running command's `RichProgress`."""
     return click.get_current_context().obj
+
+
+def required(option: str, value: Value | None) -> Value:
+    """The value of an option that must be given here, and not in every use of its command."""
+    if value is None:
+        raise click.UsageError(f"Missing option {option!r}.")
+    return value
 
 
 def result(text: str) -> None:

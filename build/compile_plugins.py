@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from glmspec.build.deployment import PLUGINS_OFF, Deployment
-from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
+from glmspec.build.plugin_variants import check_plugins, graphs_of, variants_of
 from glmspec.build.target import TARGETS, Target
 from glmspec.build.validate.case import Case
 from glmspec.core.errors import ConfigError
@@ -40,13 +40,13 @@ def full_model(target: Target, ops: Sequence[str] = ()) -> list[Variant]:
     for name in ops:
         if name not in able:
             raise ConfigError(f"--op: found {name}, expected one of {', '.join(able)}.")
-    variants = [one for name in ops or able for one in real_variants(OPS[name], sm, target.compute)]
+    variants = [variant for name in ops or able for variant in real_variants(OPS[name], sm, target.compute)]
     return list(dict.fromkeys(variants))
 
 
 def _sm(target: Target) -> str:
     if target.compute_capability not in SMS:
-        able = ", ".join(one.name for one in TARGETS.values() if one.compute_capability in SMS)
+        able = ", ".join(known.name for known in TARGETS.values() if known.compute_capability in SMS)
         raise ConfigError(f"--target: found {target.name}, which has no plugins, expected one of {able}.")
     return target.compute_capability
 
@@ -58,7 +58,7 @@ def of_deployment(deployment: Deployment, progress: Progress) -> list[Variant]:
         raise ConfigError("--plugins: found off, expected auto or on: there is nothing to compile without plugins.")
     with progress.stage("Authoring the networks"):
         graphs = graphs_of(deployment, Case(deployment).backend)
-        kernels = kernels_of(deployment, graphs)
+        kernels = variants_of(deployment, graphs)
     check_plugins(deployment, graphs)
     for reason in kernels.kept:
         progress.note(f"TensorRT's layers instead of a plugin: {reason}")
@@ -72,15 +72,15 @@ def compile_plugins(
     all that is wrong."""
     start = time.perf_counter()
     if out is None:
-        made = _compile(variants, target, progress)
+        kernels = _compile(variants, target, progress)
     else:
         with new_folder(out, KERNELS) as folder:
-            made = _compile(variants, target, progress)
-            write_compiled(folder, target.compute_capability, made)
+            kernels = _compile(variants, target, progress)
+            write_compiled(folder, target.gpu, kernels)
             record = {"producer": producer(KERNELS), "kernels_for": target.name}
             write_sealed(folder / "config.json", record | {"files": digests(folder, folder.iterdir())})
     if table:
-        Console().print(_table(target.compute_capability, made))
+        Console().print(_table(target.gpu, kernels))
     return {
         "producer": producer(KERNELS),
         "target": target.name,
@@ -88,46 +88,51 @@ def compile_plugins(
         "triton": version("triton"),
         "seconds": round(time.perf_counter() - start, 2),
         "folder": str(out) if out else None,
-        "kernels": [_numbers(one) for one in made],
+        "kernels": [_numbers(kernel) for kernel in kernels],
     }
 
 
-def _numbers(one: Compiled) -> dict[str, Any]:
+def _numbers(kernel: Compiled) -> dict[str, Any]:
     return {
-        "plugin": one.variant.plugin.id,
-        "name": one.variant.name,
-        "dtype": one.variant.compute,
-        "constants": dict(one.variant.constants),
-        "registers": one.registers,
-        "stack_bytes": one.stack,
-        "shared_memory_bytes": one.shared_memory,
-        "warps": one.warps,
-        "sha256": one.sha256,
+        "plugin": kernel.variant.plugin.id,
+        "name": kernel.variant.name,
+        "dtype": kernel.variant.compute,
+        "constants": dict(kernel.variant.constants),
+        "registers": kernel.registers,
+        "stack_bytes": kernel.stack,
+        "shared_memory_bytes": kernel.shared_memory,
+        "warps": kernel.warps,
+        "sha256": kernel.sha256,
     }
 
 
 def _compile(variants: Sequence[Variant], target: Target, progress: Progress) -> list[Compiled]:
     with progress.steps(f"Compiling for {target.compute_capability}", len(variants)) as advance:
-        return compile_all(variants, lambda one: (progress.doing(one.plugin.name), advance(one.name)))
+
+        def tick(variant: Variant) -> None:
+            progress.doing(variant.plugin.name)
+            advance(variant.name)
+
+        return compile_all(variants, tick)
 
 
-def _table(sm: str, made: Sequence[Compiled]) -> Table:
+def _table(sm: str, kernels: Sequence[Compiled]) -> Table:
     table = Table(title=f"Kernels for {sm}: none spills", title_justify="left")
     table.add_column("plugin", no_wrap=True)
     table.add_column("for", overflow="fold")
     for name in ("registers", "shared", "warps"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in made:
-        row = (one.registers, one.shared_memory, one.warps)
-        table.add_row(one.variant.plugin.id, _told_apart(one, made), *(f"{cell:,}" for cell in row))
+    for kernel in kernels:
+        row = (kernel.registers, kernel.shared_memory, kernel.warps)
+        table.add_row(kernel.variant.plugin.id, _label(kernel, kernels), *(f"{cell:,}" for cell in row))
     return table
 
 
-def _told_apart(one: Compiled, made: Sequence[Compiled]) -> str:
+def _label(kernel: Compiled, kernels: Sequence[Compiled]) -> str:
     """What tells a kernel from others of its plugin: its dtype, and the constants that differ and are not derived."""
-    plugin, compute = one.variant.plugin, one.variant.compute
-    others = [dict(other.variant.constants) for other in made if other.variant.plugin is plugin]
-    mine = dict(one.variant.constants)
+    plugin, compute = kernel.variant.plugin, kernel.variant.compute
+    others = [dict(other.variant.constants) for other in kernels if other.variant.plugin is plugin]
+    mine = dict(kernel.variant.constants)
 
     def differs(name: str) -> bool:
         return name not in plugin.sizes and any(other.get(name) != mine[name] for other in others)

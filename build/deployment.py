@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from glmspec.build.member import MTP, VERIFIER, Implied, Member, Origin
 from glmspec.build.target import Target
@@ -139,18 +140,18 @@ def open_deployment(
     _check_latents(first, target, compute)
     first = first if config_only else replace(first, illegal=_illegal_ids(first))
     modules = [_mtp(first, options)] if options.mtp else []
-    most_drafts = max((one.num_drafts for one in (*modules, *others)), default=0)
-    limits = engine_limits(first.config, most_drafts, target, options)
+    most_drafts = max((member.num_drafts for member in (*modules, *others)), default=0)
+    limits = engine_limits(first.verifier_config, most_drafts, target, options)
     verifier_member = replace(first, taps=taps, hidden=options.mtp)
-    all_probs = dict.fromkeys(one.probs for one in (*modules, *others) if one.probs)
-    judges = [Member(name, first.folder, first.origin) for name in NETWORKS]
-    judges += [Member(rejecting(probs), first.folder, first.origin, q=probs) for probs in all_probs]
-    members = (verifier_member, *modules, *others, *judges)
-    made = Deployment(target, members, limits, compute, options.plugins)
-    if made.plugins == PLUGINS_ON and not made.has_plugins:
+    all_probs = dict.fromkeys(member.probs for member in (*modules, *others) if member.probs)
+    acceptance_networks = [Member(name, first.folder, first.origin) for name in NETWORKS]
+    acceptance_networks += [Member(rejecting(probs), first.folder, first.origin, q=probs) for probs in all_probs]
+    members = (verifier_member, *modules, *others, *acceptance_networks)
+    deployment = Deployment(target, members, limits, compute, options.plugins)
+    if deployment.plugins == PLUGINS_ON and not deployment.has_plugins:
         have = f"{target.package} has no plugins" if target.package else "the executor runs the plugins' references"
         raise ConfigError(f"--plugins: found on, expected auto or off for --target {target.name}: {have}.")
-    return made
+    return deployment
 
 
 def _check_options(drafters: Sequence[Path], options: BuildOptions) -> None:
@@ -218,8 +219,8 @@ def _converted(folder: Path, options: BuildOptions, config_only: bool) -> Checkp
     checkpoint = read_checkpoint(folder)
     if not isinstance(checkpoint.config, VerifierConfig):
         raise ConfigError(f"{folder}: --verifier: found a drafter, expected a verifier.")
-    found = checkpoint.mapping
-    for name, wanted, have in (("--tp", options.tp, found.tp), ("--ep", options.ep, found.ep)):
+    mapping = checkpoint.mapping
+    for name, wanted, have in (("--tp", options.tp, mapping.tp), ("--ep", options.ep, mapping.ep)):
         if wanted not in (None, have):
             raise ConfigError(
                 f"{folder}: {name}: found {wanted}, expected {have}, as the checkpoint was converted. Leave it out, or "
@@ -248,17 +249,17 @@ def _open_drafters(folders: Sequence[Path], options: BuildOptions, config_only: 
                 f"drafts of this drafter's blocks (block_size {origin.config.block_size}, sample_from_anchor "
                 f"{str(origin.config.sample_from_anchor).lower()})."
             )
-        same = sum(one.config.kind == origin.config.kind for one in members)
+        same = sum(member.drafter_config.kind == origin.config.kind for member in members)
         name = origin.config.kind + (f"-{same + 1}" if same else "")
         sampled = options.draft_sampling == PROBABILISTIC
         among = options.markov_top_k if origin.config.markov else None
-        chosen = dict(window=window, drafts=drafts, markov_top_k=among)
+        chosen: dict[str, Any] = dict(window=window, drafts=drafts, markov_top_k=among)
         members.append(Member(name, folder, origin, **chosen, sampled=sampled))
         members[-1].config  # noqa: B018  (refuses what the drafter cannot)
-    if options.markov_top_k is not None and not any(one.markov_top_k for one in members):
+    if options.markov_top_k is not None and not any(member.markov_top_k for member in members):
         raise ConfigError(
             f"--markov-top-k: found {options.markov_top_k} and no drafter with a Markov head among "
-            f"{', '.join(one.name for one in members)}, expected one. Leave it out."
+            f"{', '.join(member.name for member in members)}, expected one. Leave it out."
         )
     return members
 
@@ -275,7 +276,7 @@ def _check_family(verifier: Member, drafters: Sequence[Member]) -> tuple[int, ..
     """The drafters must fit the verifier; returns the taps, the union of what they read."""
     target = verifier.config
     for member in drafters:
-        config, where = member.config, f"{member.folder}/config.json"
+        config, where = member.drafter_config, f"{member.folder}/config.json"
         for key in ("hidden_size", "vocab_size"):
             if getattr(config, key) != getattr(target, key):
                 raise ConfigError(
@@ -286,7 +287,7 @@ def _check_family(verifier: Member, drafters: Sequence[Member]) -> tuple[int, ..
                 f"{where}: aux_hidden_state_layer_ids: found {list(config.taps)}, expected ids from 0 to "
                 f"{target.num_hidden_layers}: the verifier has {target.num_hidden_layers} layers."
             )
-    return tuple(sorted({tap for member in drafters for tap in member.config.taps}))
+    return tuple(sorted({tap for member in drafters for tap in member.drafter_config.taps}))
 
 
 def _check_cache_dtype(wanted: str) -> None:
@@ -299,7 +300,7 @@ def _check_cache_dtype(wanted: str) -> None:
 
 def _check_latents(verifier: Member, target: Target, compute: str) -> None:
     """tensorrt_rtx 1.7 ends in an internal error where a bfloat16 latent row has an odd number of columns."""
-    rank = verifier.config.kv_lora_rank
+    rank = verifier.verifier_config.kv_lora_rank
     if target.package and compute == "bfloat16" and rank % 2:
         raise ConfigError(
             f"{verifier.folder}: kv_lora_rank: found {rank}, expected an even number: TensorRT compiles no bfloat16 "

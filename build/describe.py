@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.bundle import open_bundle
-from glmspec.build.kernels import open_kernels
+from glmspec.build.plugin_variants import open_kernels
 from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.conversion import Conversion, plan_source
@@ -60,8 +60,8 @@ def describe(folder: Path) -> Record:
         HF_CHECKPOINT: published_record,
     }
     record = read_json(folder / "config.json")
-    made = {"folder": str(folder), "kind": kind, "glmspec": _version(record), **makers[kind](folder)}
-    return made | {key: record[key] for key in ("license", "licenses") if kind != HF_CHECKPOINT and key in record}
+    described = {"folder": str(folder), "kind": kind, "glmspec": _version(record), **makers[kind](folder)}
+    return described | {key: record[key] for key in ("license", "licenses") if kind != HF_CHECKPOINT and key in record}
 
 
 def _version(record: Record) -> str | None:
@@ -97,10 +97,16 @@ def checkpoint_record(checkpoint: Checkpoint) -> Record:
 
 
 def _bundle(folder: Path) -> Record:
-    record = open_bundle(folder)
+    directory = open_bundle(folder)
     keys = ("target", "compute", "limits", "plugins", "finish")
-    members = [{"name": one["name"], "source": one["source"], **one["weights"]} for one in record["members"]]
-    return {key: record[key] for key in keys} | {"models": members, "validated": (folder / "validation.json").exists()}
+    models = [
+        {"name": name, "source": model["pretrained_config"]["source"]["folder"], **model["weights"]}
+        for name, model in directory.models.items()
+    ]
+    return {key: directory.record[key] for key in keys} | {
+        "models": models,
+        "validated": (folder / "validation.json").exists(),
+    }
 
 
 def _repository(folder: Path) -> Record:
@@ -115,7 +121,7 @@ def _engines(folder: Path) -> Record:
     return {key: directory.record[key] for key in keys} | {
         "num_illegal_ids": len(directory.illegal),
         "drafters": directory.choices,
-        "models": [_engine(folder, name, directory.model(name)) for name in directory.names],
+        "models": [_engine(folder, name, config) for name, config in directory.models.items()],
     }
 
 
@@ -138,7 +144,7 @@ def _kernels(folder: Path) -> Record:
     open_kernels(folder)
     manifest = read_json(folder / "manifest.json")
     keys = ("name", "file", "sha256", "registers", "shared_memory")
-    kernels = [{key: one[key] for key in keys} for one in manifest["plugins"]]
+    kernels = [{key: kernel[key] for key in keys} for kernel in manifest["plugins"]]
     return {"compute_capability": manifest["sm"], "triton": manifest["triton"], "kernels": kernels}
 
 
@@ -146,14 +152,14 @@ def published_record(folder: Path) -> Record:
     """A Hugging Face checkpoint: what its config and headers say, and what `convert` would make of it."""
     values = read_json(folder / "config.json")
     config = parse_config(values, f"{folder}/config.json")
-    made = _about(config, values, folder)
+    described = _about(config, values, folder)
     try:
         source = _source(folder, config)
     except GlmspecError as error:
-        return made | {"convert": {"accepted": False, "error": str(error)}}
+        return described | {"convert": {"accepted": False, "error": str(error)}}
     if source is None:
-        return made | {"convert": {"accepted": False, "error": f"{folder}: found a config and no weights."}}
-    return made | _held(source) | {"license": source.terms.to_json(), "convert": _converted(source)}
+        return described | {"convert": {"accepted": False, "error": f"{folder}: found a config and no weights."}}
+    return described | _held(source) | {"license": source.terms.to_json(), "convert": _converted(source)}
 
 
 def _source(folder: Path, config: Config) -> Source | None:
@@ -192,7 +198,7 @@ def _quantized_by(values: Record, folder: Path) -> str | None:
 def _held(source: Source) -> Record:
     base = [info for name, info in source.tensors.items() if not field_of(source, name)]
     try:
-        formats = dict(Counter(one.format for one in weights_of(source).values()))
+        formats = dict(Counter(weight.format for weight in weights_of(source).values()))
     except GlmspecError:  # then `convert` refuses it, and says why
         formats = {}
     there = not isinstance(source, Imagined)

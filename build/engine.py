@@ -11,10 +11,10 @@ from pathlib import Path
 
 from glmspec.build.bundle import prepare
 from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
-from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_engines
-from glmspec.build.kernels import check_plugins
+from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_directory
 from glmspec.build.member import MTP
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
+from glmspec.build.plugin_variants import check_plugins
 from glmspec.build.target import PROXY_PACKAGE, Target, compiler_for
 from glmspec.build.validate.run import Wanted, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
@@ -64,10 +64,12 @@ def build_engines(
         if tensorrt is None:
             prepare(deployment, report, folder, out, author, progress)
         else:
-            compiled = {one.name: compile_member(deployment, one, tensorrt, progress) for one in deployment.members}
+            networks = {
+                member.name: compile_member(deployment, member, tensorrt, progress) for member in deployment.members
+            }
             if report is not None:
                 write_json(folder / REPORT, report.to_json())
-            write_engines(deployment, compiled, folder, out, tensorrt, progress)
+            write_directory(deployment, networks, folder, out, tensorrt, progress)
     if tensorrt is None:
         return (
             f"{out}: a bundle with all that needs no GPU. Left to do, on a machine with a {target.name} and "
@@ -79,9 +81,9 @@ def build_engines(
 def check_weights(deployment: Deployment, progress: Progress) -> None:
     """Compare every converted checkpoint with its digests, once."""
     converted = [origin for origin in deployment.origins if isinstance(origin, Checkpoint)]
-    with progress.bytes("Checking checkpoints", sum(one.size for one in converted)) as advance:
-        for one in converted:
-            one.check(advance)
+    with progress.bytes("Checking checkpoints", sum(checkpoint.size for checkpoint in converted)) as advance:
+        for checkpoint in converted:
+            checkpoint.check(advance)
 
 
 def beside_notes(deployment: Deployment) -> list[str]:
@@ -98,31 +100,31 @@ def beside_notes(deployment: Deployment) -> list[str]:
 
 def planned(deployment: Deployment, plan: MemoryPlan, progress: Progress) -> Deployment:
     """The deployment with a pool of pages that fits its GPU. Says what is legal and surprising."""
-    made = with_pool(deployment, plan)
-    limits = made.limits
-    if made is not deployment:
+    sized = with_pool(deployment, plan)
+    limits = sized.limits
+    if sized is not deployment:
         progress.note(
             f"caches hold {plan.tokens:,} tokens ({size_text(plan.caches)}), "
             f"which up to {limits.max_num_seqs} sequences share"
         )
-    for member in made.drafters:
+    for member in sized.drafters:
         reach = member.config.max_position_embeddings
         if reach < limits.max_model_len:
             progress.note(
                 f"{member.name} knows {reach} positions and max_model_len is {limits.max_model_len}: "
                 "beyond its own it drafts nothing."
             )
-    shares = made.verifier.config.index_share_for_mtp_iteration
-    if shares and any(member.name == MTP for member in made.members):
+    shares = sized.verifier.verifier_config.index_share_for_mtp_iteration
+    if shares and any(member.name == MTP for member in sized.members):
         progress.note(
             "index_share_for_mtp_iteration: the MTP module may reuse its first run's top-k in a chain's later runs; "
             "here every run makes its own: more work a draft, and the same answers."
         )
-    if count := len(made.verifier.illegal):
+    if count := len(sized.verifier.illegal):
         progress.note(
-            f"{count:,} of the head's {made.verifier.config.vocab_size:,} rows are no token of the tokenizer: they are "
-            "never chosen."
+            f"{count:,} of the head's {sized.verifier.config.vocab_size:,} rows are no token of the tokenizer: "
+            "they are never chosen."
         )
-    if not made.verifier.end_ids:
+    if not sized.verifier.end_ids:
         progress.note("the verifier names no end token: answers end at max_tokens only.")
-    return made
+    return sized

@@ -1,5 +1,7 @@
 """An engine directory's files: networks compiled, weights and tokenizer beside them, records that hash it all.
 
+A bundle is an engine directory whose plans are missing: the same files by the same writer, and kernels beside them.
+
     ENGINES/config.json                  target, limits, models, end tokens, hashes
     ENGINES/checkpoints/NAME/            converted weights, when the inputs were Hugging Face folders
     ENGINES/verifier/config.json         I/O contract, network hashes, where the weights are
@@ -9,12 +11,16 @@
     ENGINES/tokenizer/                   when the verifier has one
     ENGINES/licenses/NAME/               of each member whose checkpoint has licence files
     ENGINES/validation.json              what `validate` found, unless it was skipped
+    BUNDLE/plugins/                      in a bundle: kernels compiled for the target's GPU, with a manifest
 
-`engine.py` fills one at once, `bundle.py` in two halves.
+`engine.py` fills one at once, `bundle.py` in two halves. Weights are referred to by relative path and hash, as 700 GB
+are not copied; only Hugging Face folders are converted into the directory. Every rank has the same network, and so the
+same plan: what differs is in the inputs, its part of the weights and where its vocabulary and its experts begin.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from dataclasses import asdict, dataclass
@@ -24,7 +30,7 @@ from typing import Any
 from glmspec.build.deployment import Deployment
 from glmspec.build.layer_list import layer_lines
 from glmspec.build.member import MTP, VERIFIER, Member
-from glmspec.build.plan import Built, build_plan
+from glmspec.build.plan import BuiltPlan, build_plan
 from glmspec.convert.beside import TEXT, copy_files, matching
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Conversion
@@ -32,7 +38,7 @@ from glmspec.convert.origin import name_of
 from glmspec.convert.terms import Terms
 from glmspec.convert.tokenizer import has_tokenizer
 from glmspec.convert.writer import Run
-from glmspec.core.files import ENGINES, MODEL_ENGINE, producer, sha256, write_bytes, write_json
+from glmspec.core.files import BUNDLE, ENGINES, MODEL_ENGINE, producer, write_bytes, write_json
 from glmspec.core.progress import Progress
 from glmspec.core.sealed import digests, write_sealed
 from glmspec.network.contract import Contract
@@ -45,60 +51,70 @@ TIMING_CACHE, BUILD_LOG = "timing.cache", "build.log"
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """One member's network for one profile. built: None where the executor runs it."""
+class CompiledNetwork:
+    """One member's network for one profile. plan: None where the executor runs it."""
 
     sha256: str
     layers: tuple[str, ...]
     contract: Contract
-    built: Built | None
+    plan: BuiltPlan | None
 
 
-def compile_member(
-    deployment: Deployment, member: Member, tensorrt: Backend, progress: Progress
-) -> dict[str, Compiled]:
-    """A member's networks by profile, compiled where the target wants plans."""
-    made, cache = {}, b""
+@dataclass(frozen=True)
+class MemberNetworks:
+    """One member's networks by profile. profiles: empty in a bundle, whose networks another TensorRT will author."""
+
+    contract: Contract
+    profiles: dict[str, CompiledNetwork]
+
+
+def compile_member(deployment: Deployment, member: Member, tensorrt: Backend, progress: Progress) -> MemberNetworks:
+    """A member's networks, compiled where the target wants plans."""
+    networks, cache = {}, b""
     ranges = member.ranges(deployment.limits)
     for profile in deployment.profiles(member):
         with progress.stage(f"Authoring the {member.name} network ({profile})"):
             net = deployment.author(member, profile, tensorrt, plugged=True)
             graph = read(net.definition, net.backend)
-        built = None
+        plan = None
         if net.kernels:  # what fails in TensorRT's hands has no name there
             with progress.steps(f"Compiling the plugins of {member.name} ({profile})", len(net.kernels)) as advance:
                 compile_kernels(net.kernels, advance)
         if deployment.target.package:
-            with progress.stage(f"Building {member.name} ({profile}) for {deployment.target.compute_capability}"):
-                built = build_plan(net, ranges[profile], deployment.target.compute_capability, cache)
-            cache = built.timing_cache
-        made[profile] = Compiled(graph.content_hash(), tuple(layer_lines(graph)), net.contract(), built)
-    return made
+            with progress.stage(f"Building {member.name} ({profile}) for {deployment.target.gpu}"):
+                plan = build_plan(net, ranges[profile], deployment.target.gpu, cache)
+            cache = plan.timing_cache
+        layers = tuple(layer_lines(graph))
+        networks[profile] = CompiledNetwork(graph.content_hash(), layers, net.contract(), plan)
+    return MemberNetworks(next(iter(networks.values())).contract, networks)
 
 
-def write_engines(
+def write_directory(
     deployment: Deployment,
-    compiled: dict[str, dict[str, Compiled]],
+    networks: dict[str, MemberNetworks],
     folder: Path,
     out: Path,
     tensorrt: Backend,
     progress: Progress,
+    bundle: dict[str, Any] | None = None,
 ) -> None:
-    """Fill an engine directory that will be at `out`."""
+    """Fill an engine directory that will be at `out`. networks: by member. tensorrt: what authored them. bundle: what
+    the record of a bundle says besides, None for an engine directory."""
     weights = written_weights(deployment, folder, progress)
     for member in deployment.members:
-        _write_member(deployment, member, weights[member.name], compiled[member.name], folder, out)
+        _write_member(deployment, member, weights[member.name], networks[member.name], folder, out)
     tokenizer = copy_tokenizer(deployment.verifier, folder)
     licences = copy_licences(weights, folder)
-    record = _directory_record(deployment, folder, tensorrt, tokenizer)
-    write_sealed(folder / "config.json", record | {"licenses": licences})
+    kind = ENGINES if bundle is None else BUNDLE
+    record = _directory_record(deployment, folder, tensorrt, tokenizer, kind)
+    write_sealed(folder / "config.json", record | {"licenses": licences} | (bundle or {}))
 
 
 def _write_member(
     deployment: Deployment,
     member: Member,
     weights: tuple[Checkpoint, str | None],
-    compiled: dict[str, Compiled],
+    networks: MemberNetworks,
     folder: Path,
     out: Path,
 ) -> None:
@@ -106,19 +122,18 @@ def _write_member(
     home.mkdir()
     checkpoint, inside = weights
     where = f"../{inside}" if inside else os.path.relpath(checkpoint.folder.resolve(), (out / member.name).resolve())
-    plans = {profile: one.built for profile, one in compiled.items() if one.built is not None}
-    for profile, one in compiled.items():
-        write_bytes(home / f"{profile}.layers.jsonl", "".join(f"{line}\n" for line in one.layers).encode())
-    for profile, built in plans.items():
-        write_bytes(home / f"{profile}.engine", built.plan)
+    plans = {profile: network.plan for profile, network in networks.profiles.items() if network.plan is not None}
+    for profile, network in networks.profiles.items():
+        write_bytes(home / f"{profile}.layers.jsonl", "".join(f"{line}\n" for line in network.layers).encode())
+    for profile, plan in plans.items():
+        write_bytes(home / f"{profile}.engine", plan.plan)
     if plans:
-        log = [f"{profile}: {line}\n" for profile, built in plans.items() for line in built.log]
+        log = [f"{profile}: {line}\n" for profile, plan in plans.items() for line in plan.log]
         write_bytes(home / BUILD_LOG, "".join(log).encode())
         last = list(plans.values())[-1].timing_cache
         if last:
             write_bytes(home / TIMING_CACHE, last)
     limits = deployment.limits
-    first = next(iter(compiled.values()))
     write_json(
         home / "config.json",
         {
@@ -136,25 +151,26 @@ def _write_member(
             },
             "weights": {"folder": where, **checkpoint.identity},
             "networks": {
-                profile: {"sha256": one.sha256, "layers": len(one.layers)} for profile, one in compiled.items()
+                profile: {"sha256": network.sha256, "layers": len(network.layers)}
+                for profile, network in networks.profiles.items()
             },
             "plans": {
-                profile: {"file": f"{profile}.engine", "sha256": sha256(home / f"{profile}.engine")}
-                for profile in plans
+                profile: {"file": f"{profile}.engine", "sha256": hashlib.sha256(plan.plan).hexdigest()}
+                for profile, plan in plans.items()
             },
-            "contract": first.contract.to_json(),
+            "contract": networks.contract.to_json(),
         },
     )
 
 
 def weights_size(deployment: Deployment) -> int:
     """Bytes of the weights that `written_weights` will write."""
-    return sum(one.output_size for one in deployment.origins if isinstance(one, Conversion))
+    return sum(origin.output_size for origin in deployment.origins if isinstance(origin, Conversion))
 
 
 def keep_conversions(deployment: Deployment, folder: Path) -> None:
     """Remove what an interrupted run left in a folder, but the conversions that `written_weights` goes on with."""
-    wanted = {one.name for one in deployment.members if isinstance(one.origin, Conversion)}
+    wanted = {member.name for member in deployment.members if isinstance(member.origin, Conversion)}
     others = [left for left in folder.iterdir() if left.name != CHECKPOINTS]
     others += [left for left in folder.glob(f"{CHECKPOINTS}/*") if left.name not in wanted]
     for left in others:
@@ -165,18 +181,18 @@ def written_weights(
     deployment: Deployment, folder: Path, progress: Progress
 ) -> dict[str, tuple[Checkpoint, str | None]]:
     """Every member's converted checkpoint; those written into the folder now also with their path in there."""
-    made: dict[int, tuple[Checkpoint, str | None]] = {}
+    by_origin: dict[int, tuple[Checkpoint, str | None]] = {}
     for member in deployment.members:
         origin, name = member.origin, member.name
-        if id(origin) in made:
+        if id(origin) in by_origin:
             continue
         if isinstance(origin, Conversion):
             with progress.bytes(f"Converting {name}", origin.size) as advance:
                 written = origin.write_into(folder / CHECKPOINTS / name, Run(advance=advance))
-            made[id(origin)] = (written, f"{CHECKPOINTS}/{name}")
+            by_origin[id(origin)] = (written, f"{CHECKPOINTS}/{name}")
         else:
-            made[id(origin)] = (origin, None)
-    return {member.name: made[id(member.origin)] for member in deployment.members}
+            by_origin[id(origin)] = (origin, None)
+    return {member.name: by_origin[id(member.origin)] for member in deployment.members}
 
 
 def copy_tokenizer(verifier: Member, folder: Path) -> bool:
@@ -189,14 +205,14 @@ def copy_tokenizer(verifier: Member, folder: Path) -> bool:
 
 def copy_licences(weights: dict[str, tuple[Checkpoint, str | None]], folder: Path) -> dict[str, Any]:
     """Copy every member's licence files; what is known of its terms, by member. Members of one checkpoint have one."""
-    made: dict[Path, tuple[str, dict[str, Any]]] = {}
+    by_folder: dict[Path, tuple[str, dict[str, Any]]] = {}
     for name, (checkpoint, _) in weights.items():
-        if checkpoint.folder not in made:
+        if checkpoint.folder not in by_folder:
             terms = Terms.from_json(checkpoint.record.get("license"))
             copy_files(checkpoint.folder, terms.files, folder / LICENCES / name)
             files = [f"{LICENCES}/{name}/{file}" for file in terms.files]
-            made[checkpoint.folder] = name, terms.to_json() | {"files": files}
-    return dict(made.values())
+            by_folder[checkpoint.folder] = name, terms.to_json() | {"files": files}
+    return dict(by_folder.values())
 
 
 def digests_beside_checkpoints(folder: Path) -> dict[str, str]:
@@ -205,11 +221,13 @@ def digests_beside_checkpoints(folder: Path) -> dict[str, str]:
     return digests(folder, (path for path in paths if path.relative_to(folder).parts[0] != CHECKPOINTS))
 
 
-def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, tokenizer: bool) -> dict[str, Any]:
+def _directory_record(
+    deployment: Deployment, folder: Path, tensorrt: Backend, tokenizer: bool, kind: str
+) -> dict[str, Any]:
     target, members = deployment.target, deployment.members
     mapping = deployment.mapping
     return {
-        "producer": producer(ENGINES),
+        "producer": producer(kind),
         "target": target.name,
         "compute_capability": target.compute_capability,
         "tensorrt": {"package": tensorrt.package, "version": tensorrt.version},
@@ -220,11 +238,11 @@ def _directory_record(deployment: Deployment, folder: Path, tensorrt: Backend, t
         "illegal_ids": members[0].illegal.to_json(),
         "tokenizer": TOKENIZER if tokenizer else None,
         "verifier": VERIFIER,
-        "mtp": MTP if any(one.name == MTP for one in members) else None,
-        "acceptance": [one.name for one in members if one.accepts],
+        "mtp": MTP if any(member.name == MTP for member in members) else None,
+        "acceptance": [member.name for member in members if member.accepts],
         "drafters": [
-            {"name": one.name, "kind": one.config.kind, "source": one.source or name_of(one.folder)}
-            for one in deployment.drafters
+            {"name": member.name, "kind": member.drafter_config.kind, "source": member.source or name_of(member.folder)}
+            for member in deployment.drafters
         ],
         "files": digests_beside_checkpoints(folder),
     }

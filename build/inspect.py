@@ -11,7 +11,7 @@ from rich.table import Table
 
 from glmspec.build.bundle import open_bundle
 from glmspec.build.describe import describe, kind_in
-from glmspec.build.kernels import open_kernels
+from glmspec.build.plugin_variants import open_kernels
 from glmspec.convert.checkpoint import read_checkpoint
 from glmspec.convert.command import left_out_lines
 from glmspec.convert.origin import name_of
@@ -40,7 +40,7 @@ def show(folder: Path) -> None:
         record = describe(folder)
         _show_published(console, record)
     for line in terms_lines(name_of(folder), record):
-        console.line(line)
+        console.say(line)
 
 
 class Lines(Console):
@@ -50,7 +50,7 @@ class Lines(Console):
         """What a place is."""
         self.print(f"[bold]{escape(str(place))}[/bold]: {escape(text)}", soft_wrap=True)
 
-    def line(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """A line beside the tables."""
         self.print(text, markup=False, soft_wrap=True)
 
@@ -74,14 +74,14 @@ def _show_published(console: Lines, about: dict[str, Any]) -> None:
     console.print(table)
     plan = about["convert"]
     if not plan["accepted"]:
-        console.line(f"convert refuses it: {plan['error']}")
+        console.say(f"convert refuses it: {plan['error']}")
         return
     wrote = f"{size_text(plan['bytes'])} in {plan['tensors']:,} tensors ({_counts(plan['formats'])})"
-    console.line(f"convert writes {wrote}, as one rank")
+    console.say(f"convert writes {wrote}, as one rank")
     for reason, count in plan["left_out"].items():
-        console.line(f"left out {count:,} tensors: {reason}")
+        console.say(f"left out {count:,} tensors: {reason}")
     for note in plan["notes"]:
-        console.line(f"note: {note}")
+        console.say(f"note: {note}")
 
 
 def _cell(value: Any) -> str:
@@ -92,28 +92,29 @@ def _counts(formats: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in formats.items())
 
 
-def _show_bundle(console: Lines, folder: Path, record: dict[str, Any]) -> None:
+def _show_bundle(console: Lines, folder: Path, directory: EngineDirectory) -> None:
+    record = directory.record
     console.title(folder, f"engine bundle for {record['target']}, not compiled yet")
     table = _table("Models", "name", "from", "weights", "SHA-256")
-    for one in record["members"]:
-        table.add_row(one["name"], one["source"], one["weights"]["folder"], one["weights"]["sha256"][:16])
+    for name, model in directory.models.items():
+        source, weights = model["pretrained_config"]["source"]["folder"], model["weights"]
+        table.add_row(name, source, weights["folder"], weights["sha256"][:16])
     console.print(table)
-    console.line(f"validation: {'validation.json' if (folder / 'validation.json').exists() else 'none'}")
+    console.say(f"validation: {'validation.json' if (folder / 'validation.json').exists() else 'none'}")
     if record["kernels"]:
         _show_kernels(console, folder / record["kernels"], record["target"])
     else:
         why = "compiled when it is finished, by Triton there" if record["plugins"] != "off" else "plugins are off"
-        console.line(f"kernels: none ({why})")
-    console.line(f"to finish it: {record['finish']}")
+        console.say(f"kernels: none ({why})")
+    console.say(f"to finish it: {record['finish']}")
 
 
 def _show_engines(console: Lines, folder: Path, directory: EngineDirectory) -> None:
     record = directory.record
     console.title(folder, f"engines for {record['target']}, compute {record['compute']}")
     tensorrt, maker = record["tensorrt"], record["producer"]
-    console.line(f"authored by glmspec {maker['version']} with {tensorrt['package']} {tensorrt['version']}")
-    names = directory.names
-    configs = {name: directory.model(name) for name in names}
+    console.say(f"authored by glmspec {maker['version']} with {tensorrt['package']} {tensorrt['version']}")
+    configs = directory.models
     models = _table("Models", "name", "architecture", "profile", "layers", "plan", "weights")
     hashes = _table("Hashes (SHA-256, first 16 digits)", "name", "profile", "network", "plan", "weights")
     for name, config in configs.items():
@@ -131,7 +132,7 @@ def _show_engines(console: Lines, folder: Path, directory: EngineDirectory) -> N
     for table in (models, hashes, limits):
         console.print(table)
     drafts = [f"{name} ({_drafting(configs[name]['build_config'])})" for name in directory.choices]
-    console.line(f"drafters: {', '.join(drafts) or 'none'}")
+    console.say(f"drafters: {', '.join(drafts) or 'none'}")
     for name, config in configs.items():
         _show_contract(console, name, config["contract"])
 
@@ -149,37 +150,38 @@ def _show_repository(console: Lines, folder: Path) -> None:
 
     from glmspec.triton_repo.repository import read_repository
 
+    messages: Any = model_config_pb2  # protobuf makes its classes when it is imported
     engines = read_repository(folder)["engines"]["folder"]
     console.title(folder, f"Triton model repository for the engines in {engines}")
     for path in sorted(folder.glob("*/config.pbtxt")):
-        config = text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+        config = text_format.Parse(path.read_text(encoding="utf-8"), messages.ModelConfig())
         table = _table(f"Model {config.name}", "direction", "tensor", "type", "dims")
         for direction, tensors in (("in", config.input), ("out", config.output)):
             for tensor in tensors:
-                kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+                kind = messages.DataType.Name(tensor.data_type).removeprefix("TYPE_")
                 table.add_row(direction, tensor.name, kind, ", ".join(map(str, tensor.dims)))
         console.print(table)
         for key, value in sorted(config.parameters.items()):
-            console.line(f"{key}: {value.string_value or '-'}")
+            console.say(f"{key}: {value.string_value or '-'}")
 
 
 def _show_kernels(console: Lines, folder: Path, target: str) -> None:
     manifest = read_json(folder / "manifest.json")
     console.title(folder, f"kernels for {target} ({manifest['sm']}), by Triton {manifest['triton']}")
     table = _table("Plugins", "name", "file", "registers", "shared", "warps", "grid")
-    for one in manifest["plugins"]:
-        numbers = (one["registers"], one["shared_memory"], one["launch"]["warps"])
-        grid = ", ".join(one["launch"]["grid"])
-        table.add_row(one["name"], one["file"].split(".")[-2], *(f"{number:,}" for number in numbers), grid)
+    for kernel in manifest["plugins"]:
+        numbers = (kernel["registers"], kernel["shared_memory"], kernel["launch"]["warps"])
+        grid = ", ".join(kernel["launch"]["grid"])
+        table.add_row(kernel["name"], kernel["file"].split(".")[-2], *(f"{number:,}" for number in numbers), grid)
     console.print(table)
 
 
 def _table(title: str, *columns: str) -> Table:
     """A table whose first column never wraps."""
-    made = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        made.add_column(column, no_wrap=index == 0, overflow="fold")
-    return made
+        table.add_column(column, no_wrap=index == 0, overflow="fold")
+    return table
 
 
 def _show_contract(console: Lines, name: str, contract: dict[str, Any]) -> None:
@@ -193,7 +195,7 @@ def _show_contract(console: Lines, name: str, contract: dict[str, Any]) -> None:
         bound[spec["role"]] = bound.get(spec["role"], 0) + 1
     console.print(table)
     if once := [f"{n} {role}s" for role, n in bound.items() if role != "step"]:
-        console.line(f"  bound once: {', '.join(once)}")
+        console.say(f"  bound once: {', '.join(once)}")
 
 
 def _show_checkpoint(console: Lines, folder: Path, record: dict[str, Any]) -> None:
@@ -204,7 +206,7 @@ def _show_checkpoint(console: Lines, folder: Path, record: dict[str, Any]) -> No
         size = size_text(sum(record["parts"][name]["size"] for name in names))
         title = f"rank {rank} ({len(names)} files, {size})"
         if rank:
-            console.line(f"{title}: the same names, dtypes and shapes")
+            console.say(f"{title}: the same names, dtypes and shapes")
             continue
         table = _table(title, "tensor", "dtype", "shape")
         for weight in checkpoint.weights():
@@ -212,6 +214,6 @@ def _show_checkpoint(console: Lines, folder: Path, record: dict[str, Any]) -> No
                 table.add_row(output.name, output.dtype, ", ".join(map(str, output.shape)))
         console.print(table)
     for name, source in record["shared_from_verifier"].items():
-        console.line(f"{name} is taken from the verifier's {source}")
+        console.say(f"{name} is taken from the verifier's {source}")
     for line in left_out_lines(record):
-        console.line(line)
+        console.say(line)

@@ -78,6 +78,24 @@ class Member:
     markov_top_k: int | None = None
     illegal: IllegalIds = ALL_LEGAL
 
+    @classmethod
+    def chosen(cls, name: str, checkpoint: Origin, folder: Path, choices: dict[str, Any], source: str = "") -> Member:
+        """A member as a record keeps it. choices: see the property of that name."""
+        return cls(
+            name,
+            folder,
+            checkpoint,
+            tuple(choices["taps"]),
+            choices["hidden"],
+            choices["drafter_window"],
+            choices["num_speculative_tokens"],
+            choices["sampled"],
+            source,
+            DraftProbs(**choices["q"]) if choices["q"] else None,
+            choices["markov_top_k"],
+            IllegalIds.from_json(choices["illegal_ids"]),
+        )
+
     @property
     def accepts(self) -> bool:
         """True of a network on the verifier's logits."""
@@ -89,6 +107,20 @@ class Member:
         config = self.origin.config
         if isinstance(config, DrafterConfig):
             return config.chosen(self.window, self.drafts, self.markov_top_k)
+        return config
+
+    @property
+    def verifier_config(self) -> VerifierConfig:
+        """Of a verifier, its MTP module or an acceptance network: the verifier's config."""
+        config = self.config
+        assert isinstance(config, VerifierConfig)
+        return config
+
+    @property
+    def drafter_config(self) -> DrafterConfig:
+        """Of a block drafter: its config."""
+        config = self.config
+        assert isinstance(config, DrafterConfig)
         return config
 
     @property
@@ -109,9 +141,9 @@ class Member:
     def model(self) -> Verifier | Mtp | DFlash | LogitsNetwork:
         """Its network, before a form is chosen."""
         if self.accepts:
-            return acceptance_of(self.config, self.name, self.q)
+            return acceptance_of(self.verifier_config, self.name, self.q)
         if self.name == MTP:
-            return Mtp(self.config, sampled=self.sampled, illegal=self.illegal)
+            return Mtp(self.verifier_config, sampled=self.sampled, illegal=self.illegal)
         return model_of(self.config, self.taps, hidden=self.hidden, sampled=self.sampled, illegal=self.illegal)
 
     @property
@@ -136,7 +168,7 @@ class Member:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """A verifier's end tokens."""
-        return self.origin.end_tokens
+        return self.origin.end_tokens or ()
 
     def index_topk(self, limits: EngineLimits) -> int:
         """K of its DSA top-k, 0 for a drafter."""

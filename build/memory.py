@@ -2,6 +2,10 @@
 
 Sizes of weights and caches are exact: they are the network's inputs. The tensors of a step are an upper estimate: the
 largest sum of layer outputs alive at once in the greatest step, as if TensorRT fused nothing.
+
+Sequences share the pool of pages, and the pool is what fits: its pages are planned from the GPU's memory, the weights
+and the greatest step's tensors. No cache gets more elements than 32-bit offsets reach, and at least one sequence of
+full length must fit.
 """
 
 from __future__ import annotations

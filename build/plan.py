@@ -1,6 +1,12 @@
 """Compilation: a network and the sizes of its steps to a serialized TensorRT plan.
 
-Needs no GPU with tensorrt_rtx (SM120). The plan holds no weights: they are inputs.
+Needs no GPU with tensorrt_rtx (SM120). The plan holds no weights: they are inputs, so that plans are small, are built
+anywhere and fit any checkpoint of that shape.
+
+Every profile has a plan of its own, "generation" (blocks and single tokens) and "context" (anything, with chunks of
+prompts), rather than one engine with two profiles: TensorRT's own layer for experts is for decode-sized steps, and the
+indexer's heads are scored in as few goes, its segments in as few pieces, as the profile allows. Keys and scores are a
+step's largest tensors and must stay countable in 32 bits; plugins read keys in their pages and need pieces later.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from glmspec.network.limits import Ranges
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltPlan:
     """plan: the serialized engine. log: what TensorRT said on the way. timing_cache: for the next build of something
     alike; empty where TensorRT has none (tensorrt_rtx)."""
 
@@ -27,7 +33,7 @@ class Built:
     timing_cache: bytes
 
 
-def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cache: bytes = b"") -> Built:
+def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cache: bytes = b"") -> BuiltPlan:
     """Compile. ranges: of every run-time size. compute_capability: such as "SM120"; TensorRT for a GPU machine builds
     for the GPU that is there. Raises `NetworkError` with the layer's module path."""
     config = net.builder.create_builder_config()
@@ -45,7 +51,7 @@ def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cac
     if plan is None:
         raise NetworkError(f"{net.name}: TensorRT could not build the network: {complaint or 'it gave no reason'}")
     kept = b"" if cache is None else bytes(config.get_timing_cache().serialize())
-    return Built(bytes(plan), tuple(net.backend.take_lines()), kept)
+    return BuiltPlan(bytes(plan), tuple(net.backend.take_lines()), kept)
 
 
 @contextmanager

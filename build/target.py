@@ -34,6 +34,13 @@ class Target:
     segment_rows: int
 
     @property
+    def gpu(self) -> str:
+        """The compute capability of a target that is a GPU. Raises `ValueError` for another."""
+        if self.compute_capability is None:
+            raise ValueError(f"{self.name}: no GPU")
+        return self.compute_capability
+
+    @property
     def usable_memory(self) -> int | None:
         """Bytes that an engine may plan with: the CUDA context, NCCL's buffers and fragmentation take some."""
         return None if self.memory is None else int(0.92 * self.memory)

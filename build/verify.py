@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-from glmspec.build.bundle import checkpoints_of, open_bundle
-from glmspec.build.kernels import open_kernels
+from glmspec.build.bundle import open_bundle
+from glmspec.build.plugin_variants import open_kernels
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.core.errors import GlmspecError
 from glmspec.core.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
@@ -19,7 +19,7 @@ def verify_folder(folder: Path, progress: Progress) -> str:
     """Raise naming the first file or tensor that is not as it was written; else say what was checked."""
     if (folder / MANIFEST).exists():
         return _verify_hf(folder, progress)
-    verify = _KINDS.get(kind_of(folder))
+    verify = _KINDS.get(kind_of(folder) or "")
     if verify is None:
         raise GlmspecError(
             f"{folder}: not a converted checkpoint, engine bundle, engine directory, kernel folder or model repository "
@@ -29,14 +29,17 @@ def verify_folder(folder: Path, progress: Progress) -> str:
 
 
 def _verify_bundle(folder: Path, progress: Progress) -> str:
-    checkpoints = checkpoints_of(folder, open_bundle(folder))
-    return _lines(f"{folder}: engine bundle: as it was prepared", checkpoints.values(), progress)
+    return _verify_directory(open_bundle(folder), "engine bundle: as it was prepared", progress)
 
 
 def _verify_engines(folder: Path, progress: Progress) -> str:
-    directory = EngineDirectory.open(folder)
-    checkpoints = {one.folder: one for one in map(directory.weights, directory.names)}  # several models may use one
-    return _lines(f"{folder}: engine directory: as it was built", checkpoints.values(), progress)
+    return _verify_directory(EngineDirectory.open(folder), "engine directory: as it was built", progress)
+
+
+def _verify_directory(directory: EngineDirectory, what: str, progress: Progress) -> str:
+    checkpoints = {checkpoint.folder: checkpoint for checkpoint in directory.all_weights().values()}
+    lines = [_verify_checkpoint(checkpoint, progress) for checkpoint in checkpoints.values()]
+    return "\n".join([f"{directory.folder}: {what}", *lines])
 
 
 def _verify_repository(folder: Path, progress: Progress) -> str:
@@ -51,15 +54,11 @@ def _verify_kernels(folder: Path, _: Progress) -> str:
     return f"{folder}: kernel folder: {kernels} kernels as they were compiled"
 
 
-def _lines(first: str, checkpoints: Iterable[Checkpoint], progress: Progress) -> str:
-    return "\n".join([first, *(_verify_checkpoint(one, progress) for one in checkpoints)])
-
-
 def _verify_checkpoint(checkpoint: Checkpoint, progress: Progress) -> str:
     with progress.bytes(f"Hashing {checkpoint.folder.name}", checkpoint.size) as advance:
         checkpoint.check(advance)
     parts = len(checkpoint.files)
-    tensors = sum(len(one.outputs(rank)) for rank in range(checkpoint.mapping.tp) for one in checkpoint.weights())
+    tensors = sum(len(weight.outputs(rank)) for rank in range(checkpoint.mapping.tp) for weight in checkpoint.weights())
     return f"{checkpoint.folder}: checkpoint: {parts} parts and {tensors:,} tensors as they were written"
 
 
@@ -71,7 +70,7 @@ def _verify_hf(folder: Path, progress: Progress) -> str:
     return f"{folder}: Hugging Face checkpoint: {len(parts)} parts as they were written"
 
 
-_KINDS = {
+_KINDS: dict[str, Callable[[Path, Progress], str]] = {
     CHECKPOINT: lambda folder, progress: _verify_checkpoint(read_checkpoint(folder), progress),
     BUNDLE: _verify_bundle,
     ENGINES: _verify_engines,

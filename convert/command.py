@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from glmspec.convert.calibration import Activations, read_calibration
@@ -13,6 +12,7 @@ from glmspec.convert.names import ConvertOptions
 from glmspec.convert.on_device import require
 from glmspec.convert.origin import name_of
 from glmspec.convert.recipe import RECIPES, read_recipe
+from glmspec.convert.settings import ConvertSettings
 from glmspec.convert.source import SINGLE
 from glmspec.convert.tokenizer import unreadable
 from glmspec.convert.writer import Run
@@ -24,43 +24,32 @@ from glmspec.core.sealed import MANIFEST
 from glmspec.network.shards import Mapping
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """hf: a Hugging Face checkpoint. device: cpu or cuda. workers: None for the cores there are. sha256: of the
-    source's weights."""
-
-    hf: bool = False
-    device: str = "cpu"
-    workers: int | None = None
-    resume: bool = False
-    sha256: str | None = None
-
-
-def options_of(quant: str, recipe: Path | None, calibration: Path | None, tp: int, ep: int) -> ConvertOptions:
+def options_of(settings: ConvertSettings) -> ConvertOptions:
     """The options of a conversion from what the user typed. Raises `ConfigError` naming what does not fit."""
     return ConvertOptions(
-        read_recipe(recipe) if recipe else RECIPES[quant],
-        Mapping(tp, ep),
-        read_calibration(calibration) if calibration else Activations(),
+        read_recipe(settings.recipe) if settings.recipe else RECIPES[settings.quant],
+        Mapping(settings.tp or 1, settings.ep or 1),
+        read_calibration(settings.calibration) if settings.calibration else Activations(),
     )
 
 
-def convert_folder(folder: Path, out: Path, options: ConvertOptions, wanted: Wanted, progress: Progress) -> list[str]:
+def convert_folder(settings: ConvertSettings, out: Path, options: ConvertOptions, progress: Progress) -> list[str]:
     """Convert; returns what the user should know."""
-    require(wanted.device)
-    if wanted.sha256:
+    folder = settings.source
+    require(settings.device)
+    if settings.expect_sha256:
         with progress.stage("Hashing the source"):
-            expect_digest(folder, wanted.sha256)
+            expect_digest(folder, settings.expect_sha256)
     with progress.stage("Reading and checking the checkpoint"):
         conversion = plan_conversion(folder, options)
         if conversion.end_tokens is not None:  # a drafter is given ids
             conversion.source.notes += unreadable(folder)
-    record_file = MANIFEST if wanted.hf else "config.json"
+    record_file = MANIFEST if settings.hf else "config.json"
     if is_written(out, record_file, conversion.fingerprint):
         return [f"{out}: converted before, from these files with these options; nothing to do"]
     with progress.bytes(f"Converting {name_of(folder)}", conversion.size) as advance:
-        run = Run(wanted.workers or os.cpu_count() or 1, wanted.resume, advance, wanted.device)
-        if wanted.hf:
+        run = Run(settings.workers or os.cpu_count() or 1, settings.resume, advance, settings.device)
+        if settings.hf:
             write_hf(conversion, out, run)
         else:
             conversion.write(out, run)

@@ -1,6 +1,7 @@
 """An engine directory as it is read: by the runtime, the repository generator and `inspect`.
 
-`build/engine.py` writes it; its docstring shows the layout.
+`build/engine_writer.py` writes it; its docstring shows the layout. A bundle is read by the same class: it has the same
+records, and no plans yet.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from glmspec.models.configs.illegal import IllegalIds
 from glmspec.network.limits import EngineLimits
 from glmspec.network.machine import Machine, this_machine
 
-AGAIN = "Build the engine directory again."
+AGAIN = {ENGINES: "Build the engine directory again.", BUNDLE: "Prepare the bundle again."}
+_HOW = {
+    ENGINES: "an engine directory. Make one: glmspec-build engine --verifier DIR -o ENGINES",
+    BUNDLE: "a bundle. Make one: glmspec-build engine --verifier DIR --target b200 -o OUT",
+}
 SHAPE = {
-    "producer": {"version": str},
+    "producer": {"kind": str, "version": str},
     "target": str,
     "compute": str,
     "compute_capability": (str, NoneType),
@@ -38,6 +43,7 @@ SHAPE = {
     "drafters": list,
     "files": dict,
 }
+BUNDLE_SHAPE = SHAPE | {"kernels": (str, NoneType), "finish": str}
 DRAFTER = {"name": str, "kind": str, "source": str}
 WEIGHTS = {"folder": str, "sha256": str, "config_sha256": str}
 CONTRACT = {"inputs": list, "outputs": list}
@@ -52,7 +58,7 @@ CHOICES = {
     "illegal_ids": list,
 }
 MODEL = {
-    "pretrained_config": {"architecture": str, "eos_token_ids": (list, NoneType)},
+    "pretrained_config": {"architecture": str, "eos_token_ids": (list, NoneType), "source": {"folder": str}},
     "build_config": {"compute": str, **CHOICES, "law": (dict, NoneType), "num_drafts": int, "limits": dict},
     "weights": WEIGHTS,
     "networks": dict,
@@ -69,19 +75,21 @@ class EngineDirectory:
     record: dict[str, Any]
 
     @classmethod
-    def open(cls, folder: Path) -> EngineDirectory:
-        """Raises `EngineError` when it is none, or when a file it lists is gone or changed."""
-        kind = kind_of(folder)
-        if kind == BUNDLE:
+    def open(cls, folder: Path, kind: str = ENGINES) -> EngineDirectory:
+        """kind: ENGINES, or BUNDLE for one without plans. Raises `EngineError` when it is none, or when a file it lists
+        is gone or changed."""
+        found = kind_of(folder)
+        if found == BUNDLE and kind == ENGINES:
             raise EngineError(
                 f"{folder}: a bundle, not an engine directory yet. Finish it on the machine that it is for: "
                 f"glmspec-build engine --from-bundle {folder} -o ENGINES"
             )
-        if kind != ENGINES:
-            raise EngineError(
-                f"{folder}: not an engine directory. Make one: glmspec-build engine --verifier DIR -o ENGINES"
-            )
-        directory = cls(folder, open_sealed(folder / "config.json", SHAPE, AGAIN))
+        if found != kind:
+            raise EngineError(f"{folder}: not {_HOW[kind]}")
+        if kind == BUNDLE and "members" in read_json(folder / "config.json"):
+            raise EngineError(f"{folder}: a bundle that an earlier version of glmspec prepared. {AGAIN[BUNDLE]}")
+        shape = BUNDLE_SHAPE if kind == BUNDLE else SHAPE
+        directory = cls(folder, open_sealed(folder / "config.json", shape, AGAIN[kind]))
         directory._check()
         return directory
 
@@ -91,15 +99,15 @@ class EngineDirectory:
             check_shape(Fields({str(at): drafter}, f"{fields.source}: drafters").section(str(at)), DRAFTER)
         if not all(isinstance(name, str) for name in self.acceptance):
             fields.fail("acceptance", "names")
-        check_files(self.folder, self.record["files"], AGAIN)
+        check_files(self.folder, self.record["files"], self.again)
         if self.tokenizer:
             for path in self.tokenizer.rglob("*"):
                 if path.is_file() and str(path.relative_to(self.folder)) not in self.record["files"]:
                     raise EngineError(
                         f"{path}: found in the tokenizer's folder, and `engine` did not write it. Remove it."
                     )
-        for name in self.names:
-            path, model = self.folder / name / "config.json", self.model(name)
+        for name, model in self.models.items():
+            path = self.folder / name / "config.json"
             check_shape(Fields(model, str(path)), MODEL)
             limits_of(Fields(model["build_config"], str(path)))
         verifier = self.model(self.verifier)
@@ -138,6 +146,11 @@ class EngineDirectory:
             )
 
     @property
+    def again(self) -> str:
+        """What to do about one that changed."""
+        return AGAIN[self.record["producer"]["kind"]]
+
+    @property
     def verifier(self) -> str:
         """Name of the verifier's folder."""
         return self.record["verifier"]
@@ -162,7 +175,7 @@ class EngineDirectory:
         """Name of the folder of the verifier's MTP module, None without one."""
         return self.record["mtp"]
 
-    def judges(self, drafter: str | None) -> list[str]:
+    def acceptance_for(self, drafter: str | None) -> list[str]:
         """The acceptance networks that a drafter needs, or that plain decoding does (None)."""
         probs = self.model(drafter)["build_config"]["law"] if drafter else None
         return [name for name in self.acceptance if (q := self.model(name)["build_config"]["q"]) is None or q == probs]
@@ -197,6 +210,11 @@ class EngineDirectory:
         """A model's own config.json."""
         return read_json(self.folder / name / "config.json")
 
+    @property
+    def models(self) -> dict[str, dict[str, Any]]:
+        """Every model's own config.json, by name."""
+        return {name: self.model(name) for name in self.names}
+
     def choose_drafter(self, name: str | None) -> str | None:
         """The drafter called `name`, or whose source folder was called so; for None the first block drafter, else the
         MTP module, else none. Raises `EngineError` for a name that is unknown or fits two."""
@@ -217,8 +235,22 @@ class EngineDirectory:
 
     def weights(self, name: str) -> Checkpoint:
         """A model's checkpoint, its files not hashed. Raises when it moved or is not the one it was built for."""
-        recorded = self.model(name)["weights"]
-        return built_for((self.folder / name / recorded["folder"]).resolve(), self.folder / name, recorded, AGAIN)
+        return self._weights(name, self.model(name)["weights"])
+
+    def _weights(self, name: str, recorded: dict[str, str]) -> Checkpoint:
+        return built_for((self.folder / name / recorded["folder"]).resolve(), self.folder / name, recorded, self.again)
+
+    def all_weights(self) -> dict[str, Checkpoint]:
+        """Every model's checkpoint, as `weights` has it; models that share one have one value."""
+        opened: dict[tuple[str, ...], Checkpoint] = {}
+        checkpoints = {}
+        for name, model in self.models.items():
+            recorded = model["weights"]
+            key = tuple(recorded[part] for part in WEIGHTS)
+            if key not in opened:
+                opened[key] = self._weights(name, recorded)
+            checkpoints[name] = opened[key]
+        return checkpoints
 
     def checkpoint(self, name: str) -> Checkpoint:
         """A model's checkpoint to load. Raises when it is not the one it was built for: by its recorded digests, and up
@@ -233,4 +265,4 @@ def limits_of(fields: Fields) -> EngineLimits:
     try:
         return EngineLimits(**fields.section("limits").values)
     except TypeError:
-        fields.fail("limits", f"numbers: {', '.join(one.name for one in dataclasses.fields(EngineLimits))}")
+        fields.fail("limits", f"numbers: {', '.join(limit.name for limit in dataclasses.fields(EngineLimits))}")

@@ -77,7 +77,7 @@ class Engine:
         self.drafter = self._load_drafter() if self.drafter_name else None
         num_drafts = self.drafter.num_drafts if self.drafter else 0
         self.scheduler = Scheduler(self.limits, num_drafts, self.drafter.ring_pages if self.drafter else 0)
-        judges = {name: self._load_judge(name) for name in self.directory.judges(self.drafter_name)}
+        judges = {name: self._load_judge(name) for name in self.directory.acceptance_for(self.drafter_name)}
         acceptance = Acceptance(judges, self.limits, verification)
         chosen = self._prepare(adaptive) if adaptive else None
         self.loop = SpeculativeLoop(self.verifier, self.drafter, acceptance, self.limits, chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from glmspec.build.deployment import PLUGINS_OFF, PLUGINS_ON
-from glmspec.build.kernels import kernels_of
+from glmspec.build.plugin_variants import variants_of
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.known import Known
 from glmspec.build.validate.report import Fault
@@ -23,7 +23,7 @@ def check(case: Case, wanted) -> Checked:
         return Checked((f"{deployment.target.name}: its engines take no plugins",))
     if deployment.plugins == PLUGINS_OFF:
         return Checked(("plugins are off: nothing to compile",))
-    kernels = kernels_of(deployment, [network.graph for _, _, network in case.networks()])
+    kernels = variants_of(deployment, [network.graph for _, _, network in case.networks()])
     cache, sources = Known(wanted.cache), sources_digest()
     registers, faults, built = [], [], 0
     for variant in kernels.variants:

@@ -14,7 +14,7 @@ import tensorrt_rtx
 import torch
 from support.cli import done, refused
 from support.models import ASSETS, random_verifier
-from support.records import rewrite
+from support.records import rewrite, rewrite_model
 from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
 from glmspec.build import bundle
@@ -133,7 +133,8 @@ def test_a_bundle_holds_all_that_needs_no_gpu(source, tmp_path, without_tensorrt
     assert [stage["stage"] for stage in report["stages"]][-3:] == ["build", "twin", "kernels"]
     manifest = json.loads((made / "plugins" / "manifest.json").read_text())
     assert manifest["sm"] == "SM100" and all((made / "plugins" / one["file"]).exists() for one in manifest["plugins"])
-    assert values["members"][0]["weights"]["folder"] == "checkpoints/verifier"
+    assert record(made / "verifier")["weights"]["folder"] == "../checkpoints/verifier"
+    assert not record(made / "verifier")["plans"] and not list(made.rglob("*.engine"))
     assert (made / "checkpoints" / "verifier" / "rank1.safetensors").exists()
     assert {"validation.json", "plugins/manifest.json"} <= values["files"].keys()
 
@@ -244,9 +245,8 @@ def test_a_converted_checkpoint_is_referred_to_by_hash(source, tmp_path, tensorr
     with monkeypatch.context() as bare:
         bare.setattr(targets, "this_machine", lambda package: Machine(None, None))
         made = prepared(tmp_path / "ck", tmp_path / "b")
-    member = record(made)["members"][0]
     assert not (made / "checkpoints").exists()
-    assert member["weights"] == {"folder": "../ck", **checkpoint.identity}
+    assert record(made / "verifier")["weights"] == {"folder": "../../ck", **checkpoint.identity}
     shutil.rmtree(tmp_path / "ck")
     with pytest.raises(EngineError, match=r"expected in .*ck, and are not there"):
         bundle.finish(made, tmp_path / "e", Progress())
@@ -294,17 +294,17 @@ def test_a_member_is_what_its_record_says(tmp_path):
     """Every choice that its network was authored with."""
     chosen = dict(taps=(1, 2), hidden=True, window="hf", drafts=3, sampled=True, source="hf", markov_top_k=5)
     member = Member("dspark", tmp_path, None, q=DraftProbs(4, candidates=True), **chosen)
-    told = {"name": "dspark", "source": "hf", **json.loads(json.dumps(member.choices))}
-    assert bundle._member(told, tmp_path, None) == member
+    choices = json.loads(json.dumps(member.choices))
+    assert Member.chosen("dspark", None, tmp_path, choices, "hf") == member
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
 def test_another_contract_is_refused_with_both(made, tmp_path, tensorrt, side):
     def widen(values: dict) -> None:
-        specs = values["members"][0]["contract"][side]
+        specs = values["contract"][side]
         next(one for one in specs if one["name"].startswith("cache.layers.0.latent"))["dims"][3] += 8
 
-    rewrite(made / "config.json", widen)
+    rewrite_model(made, "verifier", widen)
     with pytest.raises(EngineError, match=r"authors cache\.layers\.0\.latent.*prepared with cache\.layers\.0"):
         bundle.finish(made, tmp_path / "e", Progress())
     assert not (tmp_path / "e").exists()
@@ -329,12 +329,28 @@ def test_a_missing_file_is_refused(with_kernels, tmp_path, tensorrt):
 
 
 @pytest.mark.parametrize(
-    "key, value", [("target", "zzz"), ("compute", 7), ("limits", 7), ("members", 7), ("members", [{"name": "x"}])]
+    "key, value",
+    [
+        ("target", "zzz"),
+        ("compute", 7),
+        ("limits", 7),
+        ("drafters", 7),
+        ("drafters", [{"name": "x"}]),
+        ("plugins", "z"),
+    ],
 )
 def test_a_damaged_record_is_refused_by_key(made, tmp_path, key, value):
     rewrite(made / "config.json", lambda values: values.update({key: value}))
     with pytest.raises(GlmspecError, match=f"(?s){key}: .*found"):
         bundle.finish(made, tmp_path / "e", Progress())
+
+
+def test_a_bundle_of_an_earlier_version_is_refused_with_what_to_do(made, tmp_path):
+    rewrite(made / "config.json", lambda values: values.update(members=[{"name": "verifier"}]))
+    for command in (("verify", made), ("inspect", made), ("engine", "--from-bundle", made, "-o", tmp_path / "e")):
+        message = refused(1, *command)
+        assert "earlier version of glmspec" in message and "Prepare the bundle again" in message
+    assert not (tmp_path / "e").exists()
 
 
 def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.cli import refused
 from support.models import ASSETS, GOLDENS, random_verifier
-from support.records import flips, rewrite
+from support.records import flips, rewrite, rewrite_model
 
 from glmspec.build import bundle
 from glmspec.build import target as targets
@@ -229,7 +229,7 @@ BROKEN = {
         (lambda values: values["acceptance"].append(3), "acceptance: found"),
         (drop("compute_capability"), "compute_capability"),
     ],
-    "prepared": [(drop("finish"), "finish"), (drop("members", 0, "weights", "sha256"), "weights: sha256")],
+    "prepared": [(drop("finish"), "finish"), (drop("drafters"), "drafters: found no such key")],
     "repository": [(drop("engines", "sha256"), "sha256"), (drop("files"), "files")],
     "kernels": [(drop("files"), "files"), (drop("kernels_for"), "kernels_for")],
 }  # fmt: skip
@@ -243,6 +243,13 @@ def test_a_key_that_is_not_as_we_write_it_is_named(request, tmp_path, kind, at):
     assert message in refused(1, "verify", folder)
     if kind == "checkpoint":
         assert message in refused(1, "engine", "--verifier", folder, "--target", "cpu", "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["engines", "prepared"])
+def test_a_key_of_a_model_s_record_is_named(request, tmp_path, kind):
+    folder = Path(shutil.copytree(request.getfixturevalue(kind), tmp_path / "broken"))
+    rewrite_model(folder, "verifier", drop("weights", "sha256"))
+    assert "weights: sha256" in refused(1, "verify", folder)
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "engines", "prepared", "repository", "kernels"])

@@ -9,10 +9,10 @@ import pytest
 from support.models import ASSETS
 from support.tensorrt_stand_in import networks_with_plugins
 
-from glmspec.build import kernels
+from glmspec.build import plugin_variants
 from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
 from glmspec.build.engine import build_engines
-from glmspec.build.kernels import check_plugins, graphs_of, kernels_of
+from glmspec.build.plugin_variants import check_plugins, graphs_of, variants_of
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError, MissingCapability
 from glmspec.core.progress import Progress
@@ -76,7 +76,7 @@ def test_every_region_that_has_plugins_gets_them(plugged, sampling):
 
 def test_the_kernels_of_a_deployment_are_those_its_networks_launch(plugged):
     deployment = deployed()
-    kernels = kernels_of(deployment, graphs_of(deployment, backend()))
+    kernels = variants_of(deployment, graphs_of(deployment, backend()))
     assert not kernels.kept
     found = set()
     for member in deployment.members:
@@ -92,7 +92,7 @@ def test_off_is_off(plugged):
     net = deployment.author(deployment.verifier, "generation", plugged, plugged=True)
     kinds = {node.kind for node in read(net.definition, net.backend).nodes}
     assert "PLUGIN_V3" not in kinds
-    assert kernels_of(deployment, graphs_of(deployment, backend())).variants == ()
+    assert variants_of(deployment, graphs_of(deployment, backend())).variants == ()
 
 
 @pytest.mark.parametrize("target", ["cpu", "rtx-pro-6000"])
@@ -126,7 +126,7 @@ def test_on_is_refused_where_a_size_is_not_taken(monkeypatch):
     graphs = graphs_of(deployment, backend())
     check_plugins(deployment, graphs)
     reason = "argmax: a vocabulary of 288, expected a larger one"
-    monkeypatch.setattr(kernels, "network_variants", lambda regions, sm: ([], [reason]))
+    monkeypatch.setattr(plugin_variants, "network_variants", lambda regions, sm: ([], [reason]))
     with pytest.raises(ConfigError, match=f"--plugins on: found sizes that plugins do not take; use auto. {reason}"):
         check_plugins(deployment, graphs)
     check_plugins(replace(deployment, plugins="auto"), graphs)
@@ -144,7 +144,7 @@ def test_what_several_products_take_is_rounded_once():
 
 
 def test_engine_refuses_it_before_anything_is_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(kernels, "network_variants", lambda regions, sm: ([], ["argmax: made up"]))
+    monkeypatch.setattr(plugin_variants, "network_variants", lambda regions, sm: ([], ["argmax: made up"]))
     with pytest.raises(ConfigError, match="--plugins on: found sizes that plugins do not take; use auto"):
         options = BuildOptions(plugins="on", max_model_len=128)
         build_engines(ASSETS / "tiny-verifier", (), TARGETS["b200"], options, tmp_path / "e", Progress(), check=False)

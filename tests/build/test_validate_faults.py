@@ -317,7 +317,7 @@ def test_a_record_without_what_is_asked_of_it_is_none(tmp_path):
 
 
 def test_with_plugins_on_a_region_without_is_a_fault(folder, monkeypatch):
-    monkeypatch.setattr("glmspec.build.kernels.network_variants", lambda regions, sm: ([], ["argmax: made up"]))
+    monkeypatch.setattr("glmspec.build.plugin_variants.network_variants", lambda regions, sm: ([], ["argmax: made up"]))
     report = check(folder, "config", "kernels", max_model_len=64, plugins="on")
     assert failed(report) == ["kernels"] and "argmax: made up" in told(report)
     report = check(folder, "config", "kernels", max_model_len=64)

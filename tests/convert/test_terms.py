@@ -13,8 +13,9 @@ from support.models import ASSETS, GOLDENS, edit_checkpoint
 from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.convert.beside import LICENCES, matching
-from glmspec.convert.command import Wanted, convert_folder
+from glmspec.convert.command import convert_folder
 from glmspec.convert.conversion import AUTO, plan_conversion
+from glmspec.convert.settings import ConvertSettings
 from glmspec.convert.source import Source
 from glmspec.convert.terms import CLASSES, Terms, read_terms, terms_lines
 from glmspec.core.progress import Progress
@@ -116,8 +117,8 @@ def test_licences_travel_to_checkpoints_of_both_formats(tmp_path):
     (folder / "LICENSES" / "extra.txt").write_text("e")
     files = ["LICENSE.txt", "LICENSES/extra.txt", "NOTICE", "Third_Party_Notices.md"]
     expected = {"name": "mit", "link": None, "files": files, "source": "README.md"}
-    assert convert_folder(folder, tmp_path / "ck", AUTO, Wanted(), Progress()) == []
-    convert_folder(folder, tmp_path / "hf2", AUTO, Wanted(hf=True), Progress())
+    assert convert_folder(ConvertSettings(source=folder, output=None), tmp_path / "ck", AUTO, Progress()) == []
+    convert_folder(ConvertSettings(source=folder, output=None, layout="hf"), tmp_path / "hf2", AUTO, Progress())
     for out, record in (("ck", "config.json"), ("hf2", "glmspec.json")):
         values = json.loads((tmp_path / out / record).read_text())
         assert values["license"] == expected

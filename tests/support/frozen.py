@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from glmspec.build.cli import main
 from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
-from glmspec.build.kernels import kernels_of
+from glmspec.build.plugin_variants import variants_of
 from glmspec.build.target import TARGETS
 from glmspec.network.reader import read
 from glmspec.network.trt import Backend, backend
@@ -257,7 +257,7 @@ def networks(name: str) -> dict[str, str]:
             for module in networks_with_plugins(patch):
                 plugged = _graphs(deployment, Backend(module), plugged=True)
         hashes |= {f"{place} with plugins": graph.content_hash() for place, graph in plugged.items()}
-    kernels = kernels_of(deployment, list(graphs.values()))
+    kernels = variants_of(deployment, list(graphs.values()))
     if deployment.has_plugins:
         hashes["kernels"] = _digest(one.name for one in kernels.variants)
         hashes["kept"] = _digest(kernels.kept)

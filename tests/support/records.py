@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from glmspec.core.files import sha256, write_json
 from glmspec.core.sealed import write_sealed
 
 
@@ -16,6 +17,15 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     values = json.loads(path.read_text())
     change(values)
     write_sealed(path, values)
+
+
+def rewrite_model(folder: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change the record of a model of an engine directory, or of a bundle; the directory's own then has its digest."""
+    path = folder / name / "config.json"
+    values = json.loads(path.read_text())
+    change(values)
+    write_json(path, values)
+    rewrite(folder / "config.json", lambda outer: outer["files"].update({f"{name}/config.json": sha256(path)}))
 
 
 def flips(path: Path, count: int) -> Iterator[tuple[int, bytes]]:

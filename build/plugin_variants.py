@@ -28,20 +28,20 @@ def open_kernels(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Kernels:
+class PluginVariants:
     """variants: to be compiled. kept: why regions keep TensorRT's layers, a reason once."""
 
     variants: tuple[Variant, ...] = ()
     kept: tuple[str, ...] = ()
 
 
-def kernels_of(deployment: Deployment, graphs: list[Graph]) -> Kernels:
+def variants_of(deployment: Deployment, graphs: list[Graph]) -> PluginVariants:
     """What networks, read back, need. Nothing where plugins are off, or the target's TensorRT has none."""
     if deployment.plugins == PLUGINS_OFF or not deployment.has_plugins:
-        return Kernels()
+        return PluginVariants()
     regions = [region for graph in graphs for region in regions_of(graph)]
-    variants, kept = network_variants(regions, deployment.target.compute_capability)
-    return Kernels(tuple(variants), tuple(kept))
+    variants, kept = network_variants(regions, deployment.target.gpu)
+    return PluginVariants(tuple(variants), tuple(kept))
 
 
 def graphs_of(deployment: Deployment, backend: Backend) -> list[Graph]:
@@ -58,6 +58,6 @@ def check_plugins(deployment: Deployment, graphs: list[Graph]) -> None:
     """With `--plugins on`: every region that has plugins must get them. Raises `ConfigError` with the reasons."""
     if deployment.plugins != PLUGINS_ON:
         return
-    kept = kernels_of(deployment, graphs).kept
+    kept = variants_of(deployment, graphs).kept
     if kept:
         raise ConfigError(f"--plugins on: found sizes that plugins do not take; use auto. {'; '.join(kept)}")
