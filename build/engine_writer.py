@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ from glmspec.convert.origin import name_of
 from glmspec.convert.terms import Terms
 from glmspec.convert.tokenizer import has_tokenizer
 from glmspec.convert.writer import Run
-from glmspec.core.files import ENGINES, MODEL_ENGINE, producer, sha256, write_bytes, write_json
+from glmspec.core.files import ENGINES, MODEL_ENGINE, producer, write_bytes, write_json
 from glmspec.core.progress import Progress
 from glmspec.core.sealed import digests, write_sealed
 from glmspec.network.contract import Contract
@@ -139,8 +140,8 @@ def _write_member(
                 profile: {"sha256": one.sha256, "layers": len(one.layers)} for profile, one in compiled.items()
             },
             "plans": {
-                profile: {"file": f"{profile}.engine", "sha256": sha256(home / f"{profile}.engine")}
-                for profile in plans
+                profile: {"file": f"{profile}.engine", "sha256": hashlib.sha256(built.plan).hexdigest()}
+                for profile, built in plans.items()
             },
             "contract": first.contract.to_json(),
         },
