@@ -14,7 +14,7 @@ from glmspec.build.member import MTP, VERIFIER, Implied, Member, Origin
 from glmspec.build.target import Target
 from glmspec.convert.checkpoint import Checkpoint, config_of, is_converted, read_checkpoint
 from glmspec.convert.conversion import plan_conversion, plan_source
-from glmspec.convert.imagined import Imagined
+from glmspec.convert.implied import ImpliedSource
 from glmspec.convert.names import ConvertOptions
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.tokenizer import known_ids
@@ -203,7 +203,7 @@ def _open_verifier(folder: Path, options: BuildOptions, config_only: bool) -> Me
         raise ConfigError(f"{folder}: found a file, expected a checkpoint's folder (or --config-only).")
     if not folder.is_file() and is_converted(folder):
         return Member(VERIFIER, folder, _converted(folder, options, config_only))
-    origin = plan_source(Imagined(folder), conversions) if config_only else plan_conversion(folder, conversions)
+    origin = plan_source(ImpliedSource(folder), conversions) if config_only else plan_conversion(folder, conversions)
     if not isinstance(origin.config, VerifierConfig):
         raise ConfigError(f"{folder}: --verifier: found a drafter, expected a verifier.")
     return Member(VERIFIER, folder, origin)

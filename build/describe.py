@@ -16,7 +16,7 @@ from glmspec.build.plugin_variants import open_kernels
 from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.checkpoint import Checkpoint, read_checkpoint
 from glmspec.convert.conversion import Conversion, plan_source
-from glmspec.convert.imagined import Imagined
+from glmspec.convert.implied import ImpliedSource
 from glmspec.convert.names import ConvertOptions
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.source import INDEX, SINGLE, Source
@@ -168,7 +168,7 @@ def _source(folder: Path, config: Config) -> Source | None:
         open_manifest(folder)
     if (folder / INDEX).exists() or (folder / SINGLE).exists():
         return Source(folder)
-    return None if isinstance(config, DrafterConfig) else Imagined(folder)
+    return None if isinstance(config, DrafterConfig) else ImpliedSource(folder)
 
 
 def _about(config: Config, values: Record, folder: Path) -> Record:
@@ -201,7 +201,7 @@ def _held(source: Source) -> Record:
         formats = dict(Counter(weight.format for weight in weights_of(source).values()))
     except GlmspecError:  # then `convert` refuses it, and says why
         formats = {}
-    there = not isinstance(source, Imagined)
+    there = not isinstance(source, ImpliedSource)
     return {
         "weights_here": there,
         "bytes": sum(path.stat().st_size for path in source.files) if there else None,

@@ -16,17 +16,16 @@ from dataclasses import dataclass, replace
 
 from glmspec.build.deployment import Deployment
 from glmspec.build.member import Member
+from glmspec.core.dtypes import DTYPES
 from glmspec.core.errors import ConfigError
 from glmspec.core.units import size_text
 from glmspec.models.layers.paged import RING, WHOLE, CacheKind
-from glmspec.network.config import FP4
 from glmspec.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
 from glmspec.network.limits import CONTEXT
 from glmspec.network.reader import Graph, Value, read
 from glmspec.network.trt import Backend
 from glmspec.network.trt_limits import MAX_ELEMENTS, NATIVE_PRODUCTS
 
-_BITS = {FP4: 4, "float8_e4m3fn": 8, "bool": 8, "bfloat16": 16, "float16": 16, "int32": 32, "float32": 32, "int64": 64}
 # Layers whose output is their input seen differently, or written in place.
 _VIEWS = ("SHUFFLE", "KV_CACHE_UPDATE", "IDENTITY", "CONSTANT")
 
@@ -110,7 +109,7 @@ def peak(graph: Graph) -> int:
                 first = node.inputs[0].name if node.inputs else value.name
                 owner[value.name] = owner.get(first, first)
             elif value.name not in held:
-                sizes[value.name] = _volume(value) * _BITS[value.dtype] // 8
+                sizes[value.name] = _volume(value) * DTYPES[value.dtype].bits // 8
                 last[value.name] = at  # an output that nobody reads dies at once
     for value in graph.outputs:
         last[owner.get(value.name, value.name)] = len(graph.nodes)
@@ -145,7 +144,7 @@ def _caches(deployment: Deployment, member: Member, kind: CacheKind) -> list[Ten
 
 def _per_token(deployment: Deployment, member: Member) -> int:
     caches = _caches(deployment, member, WHOLE)
-    return sum(spec.dims[1] * spec.dims[3] * _BITS[spec.dtype] // 8 for spec in caches)
+    return sum(spec.dims[1] * spec.dims[3] * DTYPES[spec.dtype].bits // 8 for spec in caches)
 
 
 def _rings(deployment: Deployment, member: Member) -> int:
@@ -161,7 +160,7 @@ def _rings(deployment: Deployment, member: Member) -> int:
                 f"--max-num-seqs: found {limits.max_num_seqs:,}, expected at most {most:,} with a sliding window of "
                 f"{member.sliding_window:,} tokens ({member.name}): a cache may have {MAX_ELEMENTS:,} elements."
             )
-        total += elements * _BITS[spec.dtype] // 8
+        total += elements * DTYPES[spec.dtype].bits // 8
     return total
 
 
@@ -179,7 +178,7 @@ def _addressable(deployment: Deployment) -> int:
 
 
 def _size(spec: TensorSpec) -> int:
-    return math.prod(spec.dims) * _BITS[spec.dtype] // 8
+    return math.prod(spec.dims) * DTYPES[spec.dtype].bits // 8
 
 
 def _volume(value: Value) -> int:

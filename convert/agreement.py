@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from glmspec.convert.declared import DYNAMIC, NONE, STATIC, Scheme
 from glmspec.convert.source import Source
-from glmspec.convert.storage import Stored
+from glmspec.convert.storage import StoredWeight
 from glmspec.core.errors import CheckpointError
 from glmspec.network.formats import QUANTIZED
 
@@ -22,7 +22,7 @@ _SPOKEN = {
 }
 
 
-def check_declared(source: Source, found: Mapping[str, Stored]) -> tuple[str, ...]:
+def check_declared(source: Source, found: Mapping[str, StoredWeight]) -> tuple[str, ...]:
     """Notes on what is declared. found: the weights by name. Raises `CheckpointError` for a contradiction."""
     declared = source.declared
     quantized = {name: one for name, one in found.items() if one.format in QUANTIZED}
@@ -31,7 +31,7 @@ def check_declared(source: Source, found: Mapping[str, Stored]) -> tuple[str, ..
             f"{source.folder}: its config says that it is quantized, and no weight has scales. "
             "Remove quantization_config (and hf_quant_config.json), or get the quantized files."
         )
-    seen: dict[Scheme, list[Stored]] = {}
+    seen: dict[Scheme, list[StoredWeight]] = {}
     for name, one in quantized.items():
         if declared.schemes:
             seen.setdefault(_scheme(source, name, one), []).append(one)
@@ -39,7 +39,7 @@ def check_declared(source: Source, found: Mapping[str, Stored]) -> tuple[str, ..
     return (*declared.notes, *notes)
 
 
-def _scheme(source: Source, name: str, found: Stored) -> Scheme:
+def _scheme(source: Source, name: str, found: StoredWeight) -> Scheme:
     """The scheme that a quantized weight follows. One that is listed nowhere follows any."""
     module = name.removesuffix(".weight")
     schemes = source.declared.of(module) or source.declared.schemes
@@ -54,7 +54,7 @@ def _scheme(source: Source, name: str, found: Stored) -> Scheme:
     return fitting
 
 
-def _activations(source: Source, scheme: Scheme, weights: list[Stored]) -> str | None:
+def _activations(source: Source, scheme: Scheme, weights: list[StoredWeight]) -> str | None:
     """What networks do with activations is told by the tensors: block scales round them as they come, one scale by a
     stored scale if there is one. A note where that is not what is declared."""
     blocks, plain = weights[0].format == "fp8_block", scheme.activations in (NONE, DYNAMIC)

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from glmspec.convert.storage import Stored
+from glmspec.convert.storage import StoredWeight
 from glmspec.core.errors import CheckpointError, ConfigError
 from glmspec.core.fields import read_json
 from glmspec.network.formats import FP4_MAX, FP8_MAX
@@ -28,7 +28,7 @@ class Activations:
 
     amax: dict[str, float] = field(default_factory=dict)
 
-    def scale(self, module: str, found: Stored, format: str) -> float | None:
+    def scale(self, module: str, found: StoredWeight, format: str) -> float | None:
         """The activation scale of a module in a format: calibrated, else from the checkpoint, else None."""
         if module in self.amax:
             return self.amax[module] / MAX_INPUT[format]
@@ -45,7 +45,7 @@ class Activations:
             raise ConfigError(f"calibration: {strange}: the checkpoint has no such module. Is it another model's?")
 
     def scales(
-        self, modules: list[str], found: list[Stored], format: str, shared: int = 1
+        self, modules: list[str], found: list[StoredWeight], format: str, shared: int = 1
     ) -> tuple[tuple[float, ...] | None, list[str]]:
         """The activation scales of a weight's units, and the modules for which none is known.
         shared: neighbours that see the same input. A scale that is missing among others is the largest of them; with

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from glmspec.convert.beside import TEXT, matching
-from glmspec.convert.formats import NUMPY, Block, to_float32
+from glmspec.convert.formats import NUMPY, Matrix, to_float32
 from glmspec.convert.plan import Weight
 from glmspec.core.errors import CheckpointError, EngineError
 from glmspec.core.fields import Fields
@@ -291,5 +291,5 @@ def _values(weight: Weight, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         tensor = fields[suffix].reshape(-1)
         bits = tensor.view(torch.uint8).numpy().view(NUMPY[field.dtype])
         flat[suffix] = bits.reshape(layout.units, *field.size(layout.rows, layout.columns))
-    values = [to_float32(Block(weight.format, {k: v[unit] for k, v in flat.items()})) for unit in range(layout.units)]
+    values = [to_float32(Matrix(weight.format, {k: v[unit] for k, v in flat.items()})) for unit in range(layout.units)]
     return torch.stack([torch.from_numpy(one) for one in values]).reshape(weight.dims)

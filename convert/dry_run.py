@@ -10,7 +10,7 @@ from rich.table import Table
 
 from glmspec.convert.conversion import check_source, plan_source
 from glmspec.convert.hf import plan_hf
-from glmspec.convert.imagined import Imagined
+from glmspec.convert.implied import ImpliedSource
 from glmspec.convert.names import ConvertOptions, Plan
 from glmspec.convert.source import INDEX, SINGLE, Source
 from glmspec.convert.storage import field_of
@@ -24,7 +24,7 @@ def dry_run(folder: Path, options: ConvertOptions, hf: bool, progress: Progress)
     if folder.is_dir():
         check_source(folder)
     there = (folder / INDEX).exists() or (folder / SINGLE).exists()
-    source = Source(folder) if there else Imagined(folder)
+    source = Source(folder) if there else ImpliedSource(folder)
     conversion = plan_source(source, options)
     plan = plan_hf(conversion) if hf else conversion.plan
     for rank in range(options.mapping.tp):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from glmspec.convert.recipe import Recipe, quantizable
-from glmspec.convert.storage import Stored
+from glmspec.convert.storage import StoredWeight
 
 # They read the same input.
 _FUSED = (
@@ -15,7 +15,9 @@ _FUSED = (
 )
 
 
-def partners(name: str, format: str, recipe: Recipe, find: Callable[[str], Stored | None]) -> tuple[Stored, ...]:
+def partners(
+    name: str, format: str, recipe: Recipe, find: Callable[[str], StoredWeight | None]
+) -> tuple[StoredWeight, ...]:
     """The weights that share the one scale of the weight `name`: fused with it, and of the same format by the recipe.
     find: a weight of the checkpoint by name, or None. Nothing for a format without one scale."""
     if format not in ("nvfp4", "fp8") or not quantizable(name.removesuffix(".weight")):

@@ -18,7 +18,7 @@ from glmspec.convert.fused import partners
 from glmspec.convert.names import ConvertOptions, Plan, activation_notes
 from glmspec.convert.plan import Weight, chunks
 from glmspec.convert.source import Source
-from glmspec.convert.storage import Stored, no_weight, weights_of
+from glmspec.convert.storage import StoredWeight, no_weight, weights_of
 from glmspec.convert.writer import Journal, Run
 from glmspec.core.errors import GlmspecError
 from glmspec.core.files import HF_CHECKPOINT, producer, write_json
@@ -89,7 +89,7 @@ def plan_hf(conversion: Conversion) -> Plan:
 
 
 def _inputs(
-    found: dict[str, Stored], formats: dict[str, str], options: ConvertOptions
+    found: dict[str, StoredWeight], formats: dict[str, str], options: ConvertOptions
 ) -> tuple[dict[str, tuple[float, ...]], list[str]]:
     """Activation scales by weight, and the modules whose own had to be made up: as in our layout, the experts of a
     layer together."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from glmspec.convert.calibration import MAX_INPUT, Activations
-from glmspec.convert.formats import Block, plain
+from glmspec.convert.formats import Matrix, plain
 from glmspec.convert.fused import partners
 from glmspec.convert.plan import Part, Task, Weight, chunks
 from glmspec.convert.recipe import Recipe
@@ -24,7 +24,7 @@ from glmspec.convert.storage import (
     EXPERT_MATRICES,
     NO_WEIGHTS,
     Shape,
-    Stored,
+    StoredWeight,
     field_of,
     find,
     no_weight,
@@ -45,11 +45,18 @@ _LISTED = 8  # names shown in an error before "and N more"
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What the user chose. activations: calibrated amax, when given."""
+    """What the user chose. activations: calibrated amax, when given. hf: a Hugging Face checkpoint is written. device:
+    cpu or cuda, where NVFP4 is computed. workers: threads, None for the cores there are. resume: go on from an
+    interrupted run. sha256: that the source's one file of weights must have."""
 
     recipe: Recipe
     mapping: Mapping = field(default_factory=Mapping)
     activations: Activations = field(default_factory=Activations)
+    hf: bool = False
+    device: str = "cpu"
+    workers: int | None = None
+    resume: bool = False
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,9 @@ def plan_verifier(source: Source, config: VerifierConfig, options: ConvertOption
     """Plan a verifier. Raises `CheckpointError` naming missing, surplus and misshapen tensors."""
     first, modules = config.num_hidden_layers, _mtp_modules(source, config)
     mtp = first in modules
-    taker = _Taker(source, options, config)
-    weights = [taker.verifier_weight(spec) for spec in checkpoint_specs(config, int(mtp))]
-    taker.complain(f"model.layers.{first}." if mtp else None)
+    planner = _Planner(source, options, config)
+    weights = [planner.verifier_weight(spec) for spec in checkpoint_specs(config, int(mtp))]
+    planner.complain(f"model.layers.{first}." if mtp else None)
     copies = tuple(f"model.layers.{first}.{name}." for name in ("embed_tokens", "shared_head.head"))
     shared = [layer for layer, kind in enumerate(config.indexer_types) if kind == "shared"]
     reasons = {
@@ -83,7 +90,7 @@ def plan_verifier(source: Source, config: VerifierConfig, options: ConvertOption
     }
     left_out = _closed(source, weights, reasons)
     check_shards([(one.name, one.layout, one.format) for one in weights], options.mapping)
-    notes = activation_notes(weights, taker.guessed, options)
+    notes = activation_notes(weights, planner.guessed, options)
     if config.num_nextn_predict_layers and not mtp:
         notes.append(
             f"no multi-token-prediction module: num_nextn_predict_layers is {config.num_nextn_predict_layers}, and the "
@@ -104,10 +111,10 @@ def plan_drafter(source: Source, config: DrafterConfig, options: ConvertOptions)
             f"expected [{config.draft_vocab_size}, {config.hidden_size}]: "
             "a reduced draft vocabulary needs a head of its own."
         )
-    taker = _Taker(source, options, None)
+    planner = _Planner(source, options, None)
     specs = checkpoint_specs(config, 0)
-    weights = [taker.single(spec, _spelled(held, spec.name)) for spec in specs if spec.name not in absent]
-    taker.complain()
+    weights = [planner.single(spec, _spelled(held, spec.name)) for spec in specs if spec.name not in absent]
+    planner.complain()
     offsets, mask = _spelled(held, "d2t"), _spelled(held, "t2d")
     reasons = {
         "the verifier's own, which serves without a copy": lambda name: name in owned,
@@ -136,7 +143,7 @@ def activation_notes(weights: list[Weight], guessed: list[str], options: Convert
     return notes
 
 
-class _Taker:
+class _Planner:
     """Takes tensors for weights. Everything that is missing or misshapen is collected before complaining."""
 
     def __init__(self, source: Source, options: ConvertOptions, config: VerifierConfig | None) -> None:
@@ -177,8 +184,8 @@ class _Taker:
         found = self._take(f"{module}.weight", (heads * (nope + wide), rank), spec)
         format = self._format(spec, module, found)
 
-        def make(block: Block) -> Block:
-            per_head = block.values().view(heads, nope + wide, rank)
+        def make(matrix: Matrix) -> Matrix:
+            per_head = matrix.values().view(heads, nope + wide, rank)
             half = per_head[:, nope:].transpose(1, 2) if value else per_head[:, :nope]
             return plain(format, half.reshape(-1, spec.dims[-1]))
 
@@ -208,7 +215,7 @@ class _Taker:
     def _layout(self, spec: TensorSpec) -> Layout:
         return layout_of(spec, self.options.mapping, drafter=self.config is None)
 
-    def _take(self, name: str, shape: Shape, spec: TensorSpec) -> Stored:
+    def _take(self, name: str, shape: Shape, spec: TensorSpec) -> StoredWeight:
         """A tensor as it is stored; a stand-in when something is wrong with it, which is noted."""
         try:
             found = stored_integers(self.source, name) if spec.dtype == "int32" else stored(self.source, name)
@@ -218,10 +225,10 @@ class _Taker:
                 )
         except CheckpointError as error:
             self._faults.append(str(error))
-            return Stored(self.source, name, "bfloat16", shape, {"": name})
+            return StoredWeight(self.source, name, "bfloat16", shape, {"": name})
         return found
 
-    def _format(self, spec: TensorSpec, module: str, found: Stored, stored_as: str | None = None) -> str:
+    def _format(self, spec: TensorSpec, module: str, found: StoredWeight, stored_as: str | None = None) -> str:
         """float32 where the network insists on it, else what the recipe says of a weight that is stored so."""
         if spec.dtype in ("float32", "int32"):
             return spec.dtype
@@ -231,7 +238,9 @@ class _Taker:
             self._faults.append(f"{where}: found {found.columns} columns, nvfp4 needs a multiple of {GROUP}.")
         return format
 
-    def _one_format(self, spec: TensorSpec, modules: list[str], found: list[Stored], stored_as: str | None) -> str:
+    def _one_format(
+        self, spec: TensorSpec, modules: list[str], found: list[StoredWeight], stored_as: str | None
+    ) -> str:
         formats = [self._format(spec, module, one, stored_as) for module, one in zip(modules, found, strict=True)]
         if len(set(formats)) > 1:
             other = next(at for at, format in enumerate(formats) if format != formats[0])
@@ -241,7 +250,9 @@ class _Taker:
             )
         return formats[0]
 
-    def _inputs(self, modules: list[str], found: list[Stored], format: str, shared: int) -> tuple[float, ...] | None:
+    def _inputs(
+        self, modules: list[str], found: list[StoredWeight], format: str, shared: int
+    ) -> tuple[float, ...] | None:
         """Activation scales; those that had to be made up are noted."""
         scales, missing = self.options.activations.scales(modules, found, format, shared)
         self.guessed += missing
@@ -249,9 +260,9 @@ class _Taker:
 
 
 # Weights that are not one tensor of the same name. Group 1 is the layer's prefix.
-_VERIFIER_TABLE: dict[str, Callable[[_Taker, TensorSpec, str], Weight]] = {
-    r"(model\.layers\.\d+\.)self_attn\.w_u[kv]": _Taker.absorbed,
-    r"(model\.layers\.\d+\.)mlp\.experts\.(?:gate_up|down)_proj": _Taker.experts,
+_VERIFIER_TABLE: dict[str, Callable[[_Planner, TensorSpec, str], Weight]] = {
+    r"(model\.layers\.\d+\.)self_attn\.w_u[kv]": _Planner.absorbed,
+    r"(model\.layers\.\d+\.)mlp\.experts\.(?:gate_up|down)_proj": _Planner.experts,
 }
 
 # Spellings of a drafter's tensors that are about, besides our own.

@@ -1,4 +1,4 @@
-"""NVFP4 in torch operations, for a GPU: the same bytes as `kernels.py`, which is for CPUs.
+"""NVFP4 in torch operations, for a GPU: the same bytes as `quantize.py`, which is for CPUs.
 
 The wider a GPU's memory is, the less this costs; over a slow disk it changes nothing.
 """

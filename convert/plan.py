@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glmspec.convert.formats import Block
-from glmspec.convert.storage import Shape, Stored
+from glmspec.convert.formats import Matrix
+from glmspec.convert.storage import Shape, StoredWeight
+from glmspec.core.dtypes import HEADERS
 from glmspec.network.config import RankTensor, field_name, tensors_of
-from glmspec.network.formats import BLOCK, FORMATS, ITEM_BYTES
+from glmspec.network.formats import BLOCK, FORMATS
 from glmspec.network.shards import Layout
 
 _CHUNK = 1 << 25  # bytes of a matrix handled at once, where its format allows cutting it
@@ -27,23 +28,23 @@ class Part:
 
     unit: int
     row: int
-    stored: Stored
+    stored: StoredWeight
 
 
 @dataclass(frozen=True)
 class Task:
     """Parts that are made together. shares: further weights under the same one scale (gate and up; what serving
-    engines fuse). make: turns the parts' one block into all units of the weight, stacked [units * rows, columns]."""
+    engines fuse). make: turns the parts' one matrix into all units of the weight, stacked [units * rows, columns]."""
 
     parts: tuple[Part, ...]
-    shares: tuple[Stored, ...] = ()
-    make: Callable[[Block], Block] | None = None
+    shares: tuple[StoredWeight, ...] = ()
+    make: Callable[[Matrix], Matrix] | None = None
 
     @property
     def size(self) -> int:
         """Bytes read."""
         return sum(
-            ITEM_BYTES[field.dtype] * math.prod(field.size(part.stored.count, part.stored.columns))
+            HEADERS[field.dtype].bytes * math.prod(field.size(part.stored.count, part.stored.columns))
             for part in self.parts
             for field in FORMATS[part.stored.format].values()
         )
@@ -74,14 +75,14 @@ class Weight:
         """The tensors a rank holds of it, by field."""
         return tensors_of(self.name, self.dims, self.format, self.layout, self.inputs is not None, rank)
 
-    def places(self, rank: int, part: Part, block: Block) -> Iterator[tuple[str, int, np.ndarray]]:
+    def places(self, rank: int, part: Part, matrix: Matrix) -> Iterator[tuple[str, int, np.ndarray]]:
         """What a rank takes of a finished part: field, byte offset in the field's tensor, rows."""
         units, rows, columns = self.layout.box(rank)
-        first, last = max(part.row, rows.start), min(part.row + block.shape[0], rows.stop)
+        first, last = max(part.row, rows.start), min(part.row + matrix.shape[0], rows.stop)
         if part.unit not in units or first >= last:
             return
         for suffix, field in FORMATS[self.format].items():
-            values = block.fields[suffix]
+            values = matrix.fields[suffix]
             by, wide = field.rows, field.columns
             height = field.size(len(rows), 1)[0]
             begin, at = ((first - part.row) // by, (first - rows.start) // by) if by else (0, 0)
@@ -89,10 +90,10 @@ class Weight:
             left = columns.start // wide if wide else 0
             taken = values[begin:end, left : left + field.size(1, len(columns))[1]]
             row = (part.unit - units.start) * height + at
-            yield suffix, row * ITEM_BYTES[field.dtype] * taken.shape[1], np.ascontiguousarray(taken)
+            yield suffix, row * HEADERS[field.dtype].bytes * taken.shape[1], np.ascontiguousarray(taken)
 
 
-def chunks(unit: int, stored: Stored, format: str, shares: tuple[Stored, ...] = ()) -> list[Task]:
+def chunks(unit: int, stored: StoredWeight, format: str, shares: tuple[StoredWeight, ...] = ()) -> list[Task]:
     """Tasks for one unit: in chunks of rows where the format allows. shares: weights under the same one scale."""
     step = max(BLOCK, _CHUNK // (4 * max(1, stored.columns)) // BLOCK * BLOCK)
     whole = stored.format != format and format in ("fp8", "nvfp4")

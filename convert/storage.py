@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from glmspec.convert.formats import TORCH, Block, plain, to_float32
+from glmspec.convert.formats import TORCH, Matrix, plain, to_float32
 from glmspec.convert.scheme import CACHED
 from glmspec.convert.source import Source
 from glmspec.core.errors import CheckpointError
@@ -62,7 +62,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredWeight:
     """A weight as a checkpoint holds it, or some rows of it.
 
     shape: once read. fields: by `FORMATS`, the tensor of each. inputs: names of its activation scale.
@@ -94,11 +94,11 @@ class Stored:
         """Rows of the matrix."""
         return math.prod(self.shape[:-1]) if self.rows < 0 else self.rows
 
-    def part(self, first: int, rows: int) -> Stored:
+    def part(self, first: int, rows: int) -> StoredWeight:
         """Some of its rows."""
         return replace(self, first=self.first + first, rows=rows)
 
-    def read(self) -> Block:
+    def read(self) -> Matrix:
         """The matrix [rows, columns]. FP8 rows that begin inside a scale's block are read as float32."""
         inside = self.first % BLOCK if self.format == "fp8_block" else 0
         begin = self.first - inside
@@ -120,8 +120,8 @@ class Stored:
             fields["scale_2"] = np.float32(1) / fields["scale_2"]
         if self.format == "int32":
             fields[""] = fields[""].astype(np.int32)
-        block = Block(self.format, fields)
-        return plain_rows(block, inside) if inside else block
+        matrix = Matrix(self.format, fields)
+        return plain_rows(matrix, inside) if inside else matrix
 
     def input_scale(self) -> float | None:
         """The recorded activation scale, the largest of several. Raises for one that is no positive number."""
@@ -134,9 +134,9 @@ class Stored:
         return 1 / value if self.reciprocal else value
 
 
-def plain_rows(block: Block, first: int) -> Block:
-    """The rows of a block from `first` on, as float32."""
-    return plain("float32", torch.from_numpy(to_float32(block)[first:]))
+def plain_rows(matrix: Matrix, first: int) -> Matrix:
+    """The rows of a matrix from `first` on, as float32."""
+    return plain("float32", torch.from_numpy(to_float32(matrix)[first:]))
 
 
 def field_of(source: Source, name: str) -> str | None:
@@ -163,14 +163,14 @@ def check_formats(source: Source) -> None:
         _unsupported(source, name, next(what for what, pattern in _FOREIGN.items() if re.search(pattern, name)))
 
 
-def find(source: Source, name: str) -> Stored | None:
+def find(source: Source, name: str) -> StoredWeight | None:
     """How the weight `name` is stored, None for one that is not there."""
     return stored(source, name) if name in source or f"{name}_packed" in source else None
 
 
-def weights_of(source: Source) -> dict[str, Stored]:
+def weights_of(source: Source) -> dict[str, StoredWeight]:
     """Every weight of a verifier's checkpoint by its Hugging Face name; fused experts one by one."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredWeight] = {}
     for name in sorted(source.tensors, key=_natural):
         if field_of(source, name) or no_weight(name):
             continue
@@ -190,7 +190,7 @@ def _natural(name: str) -> list[Any]:
     return [int(piece) if piece.isdigit() else piece for piece in re.split(r"(\d+)", name)]
 
 
-def stored(source: Source, name: str) -> Stored:
+def stored(source: Source, name: str) -> StoredWeight:
     """How `name` is stored. Raises `CheckpointError` for a missing tensor, scales that do not fit it, or a format that
     is not supported."""
     stem = name.removesuffix("weight")
@@ -198,7 +198,7 @@ def stored(source: Source, name: str) -> Stored:
         return _compressed(source, name, stem)
     info = _info(source, name)
     if info.dtype in _PLAIN:
-        return Stored(source, name, _PLAIN[info.dtype], info.shape, {"": name})
+        return StoredWeight(source, name, _PLAIN[info.dtype], info.shape, {"": name})
     scales = [n for suffix in ("scale_inv", "scale") if (n := f"{name}_{suffix}") in source]
     input_scale = f"{stem}input_scale" if stem != name else f"{name}_input_scale"
     inputs = (input_scale,) if input_scale in source else ()
@@ -206,7 +206,7 @@ def stored(source: Source, name: str) -> Stored:
     if info.dtype == "F8_E4M3" and len(scales) == 1 and second not in source:
         format = _role(source, name, scales[0])
         fields = {"": name, "scale_inv" if format == "fp8_block" else "scale": scales[0]}
-        return Stored(source, name, format, info.shape, fields, inputs)
+        return StoredWeight(source, name, format, info.shape, fields, inputs)
     if info.dtype == "U8" and scales == [f"{name}_scale"] and second in source:
         return _grouped(source, name, {"": name, "scale": scales[0], "scale_2": second}, inputs)
     if foreign := _foreign_codes(source, name, scales):
@@ -272,12 +272,12 @@ def _unsupported(source: Source, name: str, what: str) -> NoReturn:
     )
 
 
-def stored_integers(source: Source, name: str) -> Stored:
+def stored_integers(source: Source, name: str) -> StoredWeight:
     """A table of ids. Raises `CheckpointError` for a missing tensor or one that is not of integers."""
     info = _info(source, name)
     if info.dtype not in _INTEGERS:
         raise CheckpointError(f"{source.folder}: tensor {name}: found {info.dtype}, expected {' or '.join(_INTEGERS)}.")
-    return Stored(source, name, "int32", info.shape, {"": name})
+    return StoredWeight(source, name, "int32", info.shape, {"": name})
 
 
 def _info(source: Source, name: str):
@@ -286,7 +286,7 @@ def _info(source: Source, name: str):
     return source.tensors[name]
 
 
-def _compressed(source: Source, name: str, stem: str) -> Stored:
+def _compressed(source: Source, name: str, stem: str) -> StoredWeight:
     scales = [n] if (n := f"{stem}weight_scale") in source else []
     if foreign := _foreign_codes(source, f"{stem}weight_packed", scales):
         _unsupported(source, name, foreign)
@@ -301,7 +301,7 @@ def _compressed(source: Source, name: str, stem: str) -> Stored:
     return replace(_grouped(source, name, fields, inputs), reciprocal=True)
 
 
-def _grouped(source: Source, name: str, fields: dict[str, str], inputs: tuple[str, ...]) -> Stored:
+def _grouped(source: Source, name: str, fields: dict[str, str], inputs: tuple[str, ...]) -> StoredWeight:
     packed = source.tensors[fields[""]]
     shape = (*packed.shape[:-1], packed.shape[-1] * 2)
     if packed.dtype != "U8" or len(shape) != 2 or shape[-1] % GROUP:
@@ -311,7 +311,7 @@ def _grouped(source: Source, name: str, fields: dict[str, str], inputs: tuple[st
         )
     _expect(source, fields["scale"], (*shape[:-1], shape[-1] // GROUP), dtypes=("F8_E4M3",))
     _expect(source, fields["scale_2"], (), (1,))
-    return Stored(source, name, "nvfp4", shape, fields, inputs)
+    return StoredWeight(source, name, "nvfp4", shape, fields, inputs)
 
 
 def _expect(source: Source, name: str, *shapes: Shape, dtypes: tuple[str, ...] = tuple(_PLAIN)) -> None:

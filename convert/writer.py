@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from glmspec.convert import formats
-from glmspec.convert.formats import Block
+from glmspec.convert.formats import Matrix
 from glmspec.convert.plan import Part, Task, Weight, needs_amax
-from glmspec.convert.storage import Stored
+from glmspec.convert.storage import StoredWeight
 from glmspec.core.errors import CheckpointError
 from glmspec.core.files import PARTIAL, sha256, sync, write_bytes
 from glmspec.network.config import RankTensor
@@ -198,9 +198,9 @@ class _OpenPart:
                 values = np.array(weight.inputs, np.float32)[units.start : units.stop]
                 self._write(values.tobytes(), self.part.offsets[at, "input_scale"][1])
 
-    def place(self, weight: Weight, at: int, part: Part, block: Block) -> None:
-        """Write what this rank takes of a block."""
-        for suffix, offset, rows in weight.places(self.rank, part, block):
+    def place(self, weight: Weight, at: int, part: Part, matrix: Matrix) -> None:
+        """Write what this rank takes of a matrix."""
+        for suffix, offset, rows in weight.places(self.rank, part, matrix):
             self._write(memoryview(rows).cast("B"), self.part.offsets[at, suffix][1] + offset)
 
     def close(self) -> str:
@@ -219,17 +219,17 @@ class _OpenPart:
 
 
 def _run(weight: Weight, at: int, task: Task, files: list[_OpenPart], run: Run) -> None:
-    for part, block in blocks(weight, task, run.device):
+    for part, matrix in matrices(weight, task, run.device):
         for file in files:
-            file.place(weight, at, part, block)
+            file.place(weight, at, part, matrix)
     run.advance(task.size)
 
 
-def blocks(weight: Weight, task: Task, device: str = "cpu") -> Iterator[tuple[Part, Block]]:
-    """Make a task's blocks in the weight's format. Raises `CheckpointError` for values that are not finite."""
+def matrices(weight: Weight, task: Task, device: str = "cpu") -> Iterator[tuple[Part, Matrix]]:
+    """Make a task's matrices in the weight's format. Raises `CheckpointError` for values that are not finite."""
     read = [part.stored.read() for part in task.parts]
-    for part, block in zip(task.parts, read, strict=True):
-        if not formats.is_finite(block):
+    for part, matrix in zip(task.parts, read, strict=True):
+        if not formats.is_finite(matrix):
             raise CheckpointError(
                 f"{part.stored.source.folder}: tensor {part.stored.name}: holds values or scales that are not finite, "
                 "or a scale of zero."
@@ -238,30 +238,30 @@ def blocks(weight: Weight, task: Task, device: str = "cpu") -> Iterator[tuple[Pa
         made = task.make(read[0])
         for unit in range(weight.layout.units):
             rows = slice(unit * weight.layout.rows, (unit + 1) * weight.layout.rows)
-            yield Part(unit, 0, task.parts[0].stored), Block(made.format, {"": made.fields[""][rows]})
+            yield Part(unit, 0, task.parts[0].stored), Matrix(made.format, {"": made.fields[""][rows]})
         return
     largest = 0.0
     if needs_amax(task, weight.format):
-        sizes = [_amax(part.stored, block) for part, block in zip(task.parts, read, strict=True)]
+        sizes = [_amax(part.stored, matrix) for part, matrix in zip(task.parts, read, strict=True)]
         largest = max(sizes + [_amax(one, one.read()) for one in task.shares])
-    for part, block in zip(task.parts, read, strict=True):
-        made = formats.convert(block, weight.format, largest, device)
+    for part, matrix in zip(task.parts, read, strict=True):
+        made = formats.convert(matrix, weight.format, largest, device)
         yield part, _padded(weight, part, made)
 
 
-def _amax(stored: Stored, block: Block) -> float:
-    largest = formats.amax(block)
+def _amax(stored: StoredWeight, matrix: Matrix) -> float:
+    largest = formats.amax(matrix)
     if np.isnan(largest):
         raise CheckpointError(f"{stored.source.folder}: tensor {stored.name}: holds values that are not finite.")
     return largest
 
 
-def _padded(weight: Weight, part: Part, block: Block) -> Block:
+def _padded(weight: Weight, part: Part, matrix: Matrix) -> Matrix:
     """The last rows of a vocabulary, with copies of the last one for the padding: a copy of an earlier row never wins
     an argmax whose ties go to the lowest index, and the sampler cuts it off."""
     layout = weight.layout
     missing = layout.padded - layout.rows
-    if not missing or part.row + block.shape[0] < layout.rows:
-        return block
-    rows = block.fields[""]
-    return Block(block.format, {"": np.concatenate([rows, np.repeat(rows[-1:], missing, 0)])})
+    if not missing or part.row + matrix.shape[0] < layout.rows:
+        return matrix
+    rows = matrix.fields[""]
+    return Matrix(matrix.format, {"": np.concatenate([rows, np.repeat(rows[-1:], missing, 0)])})

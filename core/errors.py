@@ -21,12 +21,12 @@ def os_error_text(error: OSError) -> str:
     """An error of the operating system as a message: the file, what is wrong, what to do."""
     name = error.filename2 or error.filename  # of two the one that is written
     where = f"{name}: " if name else ""
-    return f"{where}{error.strerror or error}.{_ADVICE.get(error.errno, '')}"
+    return f"{where}{error.strerror or error}.{_ADVICE.get(error.errno or 0, '')}"
 
 
 def unwritable_text(path: object, error: OSError) -> str:
     """Why an output could not be written, told of its final place."""
-    return f"{path}: cannot be written ({error.strerror or error}).{_ADVICE.get(error.errno, '')}"
+    return f"{path}: cannot be written ({error.strerror or error}).{_ADVICE.get(error.errno or 0, '')}"
 
 
 class GlmspecError(Exception):

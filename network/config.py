@@ -12,16 +12,13 @@ import math
 from collections import abc
 from dataclasses import dataclass, field, replace
 
+from glmspec.core.dtypes import FP4, HEADERS
 from glmspec.network.contract import WEIGHT, TensorSpec
-from glmspec.network.formats import FORMATS, ITEM_BYTES, QUANTIZED
+from glmspec.network.formats import FORMATS, QUANTIZED
 from glmspec.network.limits import CONTEXT
 from glmspec.network.shards import Layout, Mapping, layout_of
 
 Shape = tuple[int, ...]
-
-# safetensors' names in the networks' spelling. NVFP4 codes lie two a byte: a network sees them one by one.
-_DTYPES = {"F32": "float32", "F8_E4M3": "float8_e4m3fn", "U8": "float4_e2m1fn", "I32": "int32"}
-FP4 = _DTYPES["U8"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class RankTensor:
     @property
     def size(self) -> int:
         """Bytes."""
-        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+        return HEADERS[self.dtype].bytes * math.prod(self.shape)
 
 
 def field_name(name: str, suffix: str) -> str:
@@ -118,5 +115,7 @@ def quantized_formats(formats: abc.Mapping[str, str]) -> dict[str, str]:
 
 
 def _spec(tensor: RankTensor) -> TensorSpec:
-    dtype, shape = _DTYPES[tensor.dtype], tensor.shape
-    return TensorSpec(tensor.name, dtype, (*shape[:-1], 2 * shape[-1]) if dtype == FP4 else shape, WEIGHT)
+    """NVFP4 codes lie two a byte: a network sees them one by one."""
+    if tensor.dtype == "U8":
+        return TensorSpec(tensor.name, FP4, (*tensor.shape[:-1], 2 * tensor.shape[-1]), WEIGHT)
+    return TensorSpec(tensor.name, HEADERS[tensor.dtype].name, tensor.shape, WEIGHT)

@@ -45,4 +45,3 @@ FORMATS: dict[str, dict[str, Field]] = {
     "nvfp4": {"": Field("U8", 1, 2), "scale": Field("F8_E4M3", 1, GROUP), "scale_2": Field("F32", 0, 0)},
 }
 QUANTIZED = ("fp8_block", "fp8", "fp8_rows", "nvfp4")
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8, "F8_E4M3": 1, "U8": 1, "BOOL": 1}

@@ -12,21 +12,13 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+from glmspec.core.dtypes import DTYPES
 from glmspec.core.errors import MissingCapability
 
 # TensorRT probes for a driver after every error; on a machine without one that adds a line that explains nothing.
 _NOISE = ("cudaError 35", "CUDA driver version is insufficient")
 _MAX_LINES = 10_000  # remarks kept between two builds
-DATA_TYPES = {  # torch-style names -> DataType's
-    "float32": "FLOAT",
-    "bfloat16": "BF16",
-    "float16": "HALF",
-    "int32": "INT32",
-    "int64": "INT64",
-    "bool": "BOOL",
-    "float8_e4m3fn": "FP8",
-    "float4_e2m1fn": "FP4",
-}
+DATA_TYPES = {name: one.data_type for name, one in DTYPES.items() if one.data_type}  # torch-style names -> DataType's
 
 
 class Backend:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from glmspec.core.dtypes import DTYPES
 from glmspec.core.errors import MissingCapability, NetworkError
 from glmspec.core.files import write_bytes, write_json
 from glmspec.plugins.spec import Plugin
@@ -29,14 +30,7 @@ SHARED_MEMORY = 48 * 1024  # bytes of a program; whether TensorRT raises the dri
 # Architecture, and the oldest PTX version that knows it: a driver reads no newer one than its own. (86 for SM103
 # makes LLVM abort the process.)
 SMS = {"SM90": (90, 84), "SM100": (100, 86), "SM103": (103, 88)}
-_POINTERS = {
-    "float32": "*fp32",
-    "bfloat16": "*bf16",
-    "float16": "*fp16",
-    "int32": "*i32",
-    "bool": "*i1",
-    "float8_e4m3fn": "*fp8e4nv",
-}
+_POINTERS = {name: one.pointer for name, one in DTYPES.items() if one.pointer}
 # Triton appends pointers to global scratch memory and to a profiler's: no kernel of ours uses them, and TensorRT
 # would pass nothing there.
 _HIDDEN = 2

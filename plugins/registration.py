@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from glmspec.core.dtypes import DTYPES
 from glmspec.core.errors import MissingCapability
 from glmspec.network.graph import Network, Tensor
 from glmspec.network.trt import DATA_TYPES
@@ -24,14 +25,7 @@ from glmspec.plugins.spec import UNKNOWN, NoPlugin, Plugin, dims, value
 NAMESPACE = "glmspec"
 _SM = "sm"  # an attribute of every plugin: the GPU it is compiled for, like "SM100"
 _TACTIC = [1]  # one a plugin, named: then TensorRT sets it before it asks for the kernel
-_NAMES = {  # how tensorrt.plugin spells data types
-    "float32": "FP32",
-    "bfloat16": "BF16",
-    "float16": "FP16",
-    "int32": "INT32",
-    "bool": "BOOL",
-    "float8_e4m3fn": "FP8",
-}
+_NAMES = {name: one.plugin for name, one in DTYPES.items() if one.plugin}
 
 
 def author(net: Network, op: str, inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> list[Tensor]:

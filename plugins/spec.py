@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from glmspec.core.dtypes import DTYPES
 from glmspec.core.errors import NetworkError
 
 COMPUTE = "T"  # stands for the network's compute dtype
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "bool": 1, "float8_e4m3fn": 1}
+ITEM_BYTES = {name: one.bytes for name, one in DTYPES.items()}
 ANY_SM = ""
 
 

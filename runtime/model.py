@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from glmspec.core.dtypes import FP4
 from glmspec.core.errors import EngineError
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.illegal import IllegalIds
@@ -17,7 +18,7 @@ from glmspec.models.layers.paged import RING_TABLE
 from glmspec.models.mtp import Mtp
 from glmspec.models.registry import model_of
 from glmspec.models.verifier import Verifier
-from glmspec.network.config import FP4, NetworkConfig
+from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import CACHE, TABLE, WEIGHT, Contract, TensorSpec
 from glmspec.network.limits import EngineLimits
 from glmspec.network.reader import read

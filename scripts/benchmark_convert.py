@@ -26,8 +26,8 @@ from rich.progress import track
 from safetensors.torch import save_file
 
 from glmspec.convert.conversion import ConvertOptions, plan_conversion
-from glmspec.convert.formats import Block, amax, convert, to_float32
-from glmspec.convert.imagined import Imagined
+from glmspec.convert.formats import Matrix, amax, convert, to_float32
+from glmspec.convert.implied import ImpliedSource
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.writer import Run
 from glmspec.core.fields import read_json
@@ -75,7 +75,7 @@ def synthesize(folder: Path) -> int:
     }
     (folder / "config.json").write_text(json.dumps(config))
     generator, shards, shard, size, total = torch.Generator().manual_seed(0), [], {}, 0, 0
-    for name, info in track(Imagined(folder).tensors.items(), "Making the checkpoint", console=console):
+    for name, info in track(ImpliedSource(folder).tensors.items(), "Making the checkpoint", console=console):
         tensor = random_tensor(info.dtype, info.shape, generator)
         shard[name] = tensor
         size += tensor.nbytes
@@ -108,7 +108,7 @@ def measure_arithmetic(rounds: int) -> dict[str, float]:
     generator = torch.Generator().manual_seed(1)
     codes = random_tensor("F8_E4M3", (2048, 6144), generator)
     scales = torch.rand(16, 48, generator=generator) * 1e-4
-    block = Block("fp8_block", {"": codes.view(torch.uint8).numpy(), "scale_inv": scales.numpy()})
+    block = Matrix("fp8_block", {"": codes.view(torch.uint8).numpy(), "scale_inv": scales.numpy()})
     bfloat16 = convert(block, "bfloat16")
     size = codes.nbytes
     cases: dict[str, tuple[int, Callable[[], object]]] = {

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
-from glmspec.network.config import FP4
+from glmspec.core.dtypes import FP4, FP8
 from glmspec.network.contract import CACHE, Contract
 from glmspec.network.reader import Graph, Node
 from glmspec.network.trt_limits import QUANTIZED_READERS
 
 _REPORT = "This is a fault of the network's definition, not of your checkpoint: report it."
-_QUANTIZED = ("float8_e4m3fn", FP4)
+_QUANTIZED = (FP8, FP4)
 _DTYPES = ("float32", "bfloat16", "int32", "int64", "bool", *_QUANTIZED)
 # What must be computed in float32: probabilities, means of squares, what is chosen by score.
 _FLOAT32 = {"SOFTMAX": "probabilities", "TOPK": "scores", "REDUCE AVG": "a mean of squares"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
-from glmspec.network.config import FP4
+from glmspec.core.dtypes import FP4
 from glmspec.network.contract import CACHE, TABLE, WEIGHT
 from glmspec.network.formats import GROUP
 from glmspec.network.limits import EngineLimits

@@ -13,9 +13,10 @@ from glmspec.build.member import MTP, Implied, Member
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 from glmspec.convert.checkpoint import Checkpoint
+from glmspec.core.dtypes import FP4
 from glmspec.core.units import size_text
 from glmspec.models.configs.verifier import VerifierConfig
-from glmspec.network.config import FP4, RankTensor
+from glmspec.network.config import RankTensor
 from glmspec.network.contract import TensorSpec
 from glmspec.network.limits import CONTEXT
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from glmspec.core.dtypes import FP4
 from glmspec.core.errors import NetworkError
-from glmspec.network.config import FP4
 from glmspec.network.formats import GROUP
 from glmspec.network.reader import Node, Value
 from glmspec.runtime.executor.variables import Variables

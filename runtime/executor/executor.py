@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from glmspec.core.dtypes import FP4
 from glmspec.core.errors import NetworkError
-from glmspec.network.config import FP4
 from glmspec.network.reader import Graph, Value
 from glmspec.plugins import OPS
 from glmspec.runtime.executor import functions

@@ -13,6 +13,7 @@ import pytest
 import tensorrt_rtx
 import torch
 from support.cli import done, refused
+from support.hashed import Hashed, assert_once
 from support.models import ASSETS, random_verifier
 from support.records import rewrite, rewrite_model
 from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
@@ -365,7 +366,9 @@ def test_drafters_and_the_mtp_module_come_through(tmp_path, tensorrt, monkeypatc
             ASSETS / "tiny-verifier", drafters, TARGETS["b300"], options, tmp_path / "b", Progress(), check=False
         )
     monkeypatch.setattr(targets, "this_machine", lambda package: Machine("SM103", VERSION))
+    hashed = Hashed(monkeypatch)
     bundle.finish(tmp_path / "b", tmp_path / "e", Progress())
+    assert_once(hashed.take(), "verifier/rank0.safetensors", "dspark/rank0.safetensors")
     values = record(tmp_path / "e")
     assert (values["mtp"], [one["name"] for one in values["drafters"]]) == ("mtp", ["dspark"])
     assert values["drafters"][0]["source"] == "tiny-dspark"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from support.cli import done, refused
 from support.models import DATA, GOLDENS, random_verifier
 
-from glmspec.convert.imagined import Imagined
+from glmspec.convert.implied import ImpliedSource
 
 VERIFIER, DSPARK = GOLDENS / "checkpoints" / "verifier", GOLDENS / "checkpoints" / "dspark"
 
@@ -62,7 +62,7 @@ def test_a_dry_run_in_hugging_face_s_layout(full_size, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 8}))
     result = done("convert", tmp_path, "--dry-run", "--format", "hf")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
-    before = Imagined(tmp_path).tensors  # as it was: auto keeps everything
+    before = ImpliedSource(tmp_path).tensors  # as it was: auto keeps everything
     assert {line["tensor"]: line["shape"] for line in lines} == {name: list(one.shape) for name, one in before.items()}
     assert len(lines) == len(before) and "model.layers.8.eh_proj.weight" in before
 

@@ -13,7 +13,7 @@ from support.models import GOLDENS, edit_checkpoint, random_verifier, write_chec
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.declared import declared
 from glmspec.convert.formats import convert, plain
-from glmspec.convert.imagined import Imagined
+from glmspec.convert.implied import ImpliedSource
 from glmspec.convert.scheme import DYNAMIC, NONE, STATIC, UNSAID
 from glmspec.core.errors import CheckpointError, ConfigError
 
@@ -372,7 +372,7 @@ def test_a_drafter_s_declaration_counts_too(tmp_path):
 def test_a_config_alone_is_planned_by_its_declaration(blocks, tmp_path, config, field, dtype):
     values = json.loads((blocks / "config.json").read_text()) | {"quantization_config": config}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    source = Imagined(tmp_path)
+    source = ImpliedSource(tmp_path)
     assert source.tensors[f"{DOWN}.weight"].dtype == dtype and (not field or f"{DOWN}.{field}" in source)
     assert source.tensors["lm_head.weight"].dtype == "BF16"
 
@@ -383,6 +383,6 @@ def test_a_listed_module_is_imagined_plain(blocks, tmp_path):
             "quantization_config": MODELOPT | {"ignore": ignore}
         }
         (tmp_path / "config.json").write_text(json.dumps(values))
-        source = Imagined(tmp_path)
+        source = ImpliedSource(tmp_path)
         assert source.tensors[f"{DOWN}.weight"].dtype == "BF16"
         assert source.tensors["model.layers.1.mlp.down_proj.weight"].dtype == "U8"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from glmspec.convert import formats, kernels, on_device
-from glmspec.convert.formats import Block, amax, convert, plain, to_float32
+from glmspec.convert import formats, on_device, quantize
+from glmspec.convert.formats import Matrix, amax, convert, plain, to_float32
 from glmspec.core.errors import MissingCapability
 
 DTYPES = ["float32", "bfloat16"]
@@ -55,7 +55,7 @@ WEIGHTS = {
 }
 
 
-def assert_modelopt_s(found: Block, weight: torch.Tensor) -> None:
+def assert_modelopt_s(found: Matrix, weight: torch.Tensor) -> None:
     """Codes and both scales are those of ModelOpt's NVFP4 of `weight`."""
     second = weight.abs().amax().float() / (6 * 448)
     made, scale, second = modelopt().NVFP4.quantize(weight.clone(), 16, None, second)
@@ -147,14 +147,14 @@ def test_what_a_format_costs(format, error):
 
 def test_every_code_of_fp8_and_nvfp4():
     codes = np.arange(256, dtype=np.uint8).reshape(1, 256)
-    block = Block("fp8_block", {"": codes, "scale_inv": np.ones((1, 2), np.float32)})
+    block = Matrix("fp8_block", {"": codes, "scale_inv": np.ones((1, 2), np.float32)})
     expected = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     assert np.array_equal(to_float32(block)[0], expected.numpy(), equal_nan=True)
     assert np.isnan(amax(block))
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     packed = np.array([[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]], np.uint8)
     one = np.array([[0x38]], np.uint8)  # e4m3 of 1
-    block = Block("nvfp4", {"": packed, "scale": one, "scale_2": np.full((1, 1), 2.0, np.float32)})
+    block = Matrix("nvfp4", {"": packed, "scale": one, "scale_2": np.full((1, 1), 2.0, np.float32)})
     assert to_float32(block)[0].tolist() == [2 * v for v in values] + [-2 * v for v in values]
 
 
@@ -168,7 +168,7 @@ def test_scales_round_to_the_nearest_code_and_ties_to_the_even_one():
     matrix = torch.zeros(len(values), 16)
     matrix[:, 3] = values * 6
     packed, scales = np.empty((len(values), 8), np.uint8), np.empty((len(values), 1), np.uint8)
-    kernels.fp4_from_float32(matrix.numpy(), np.float32(1), packed, scales)
+    quantize.fp4_from_float32(matrix.numpy(), np.float32(1), packed, scales)
     exact = (matrix[:, 3] / 6) == values
     assert exact.float().mean() > 0.9
     expected = values.to(torch.float8_e4m3fn).view(torch.uint8).numpy()

@@ -14,7 +14,7 @@ from support.models import random_verifier
 from glmspec.convert import plan
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import ConvertOptions, plan_conversion
-from glmspec.convert.formats import NUMPY, Block, to_float32
+from glmspec.convert.formats import NUMPY, Matrix, to_float32
 from glmspec.convert.recipe import RECIPES, Recipe, Rule
 from glmspec.core.errors import ConfigError, GlmspecError
 from glmspec.network.formats import FORMATS
@@ -55,7 +55,7 @@ def shard(checkpoint: Checkpoint, rank: int, name: str) -> torch.Tensor:
     for suffix, field in FORMATS[weight.format].items():
         bits = tensors[weight.field_name(suffix)].reshape(-1).view(torch.uint8).numpy().view(NUMPY[field.dtype])
         values[suffix] = bits.reshape(len(units), *field.size(len(rows), len(columns)))
-    blocks = [to_float32(Block(weight.format, {k: v[u] for k, v in values.items()})) for u in range(len(units))]
+    blocks = [to_float32(Matrix(weight.format, {k: v[u] for k, v in values.items()})) for u in range(len(units))]
     return torch.from_numpy(np.stack(blocks))
 
 

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 _MAX_EXPERTS = 1_000_000  # more is a slip of the pen, and fills the memory with names
 
 
-class Imagined(Source):
+class ImpliedSource(Source):
     """The tensors of a verifier by its config: quantized where it declares that matrices are, else BF16.
     place: a config.json, whatever it is called, or the folder of one."""
 
