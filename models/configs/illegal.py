@@ -1,8 +1,8 @@
 """Token ids that a head has rows for and the tokenizer does not know: no text is theirs, so they are never chosen.
 
-They get -inf where logits leave the head of the verifier and of the MTP module, by a bias on the head, so nothing behind
-knows of them. The bias is a table that the runtime makes of the spans in an engine directory's config.json; a network
-has that input only where there are any.
+They get -inf where logits leave the head of the verifier and of the MTP module, by a bias on the head, so nothing
+behind knows of them. The bias is a table that the runtime makes of the spans in an engine directory's config.json; a
+network has that input only where there are any.
 """
 
 from __future__ import annotations
