@@ -10,7 +10,7 @@ from support.models import write_checkpoint
 
 from glmspec.convert.formats import to_float32
 from glmspec.convert.source import Source
-from glmspec.convert.storage import Stored, stored
+from glmspec.convert.storage import StoredWeight, stored
 from glmspec.core.errors import CheckpointError
 
 FP8 = torch.float8_e4m3fn
@@ -24,11 +24,11 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def keep(tmp_path, tensors: dict[str, torch.Tensor], name: str = NAME) -> Stored:
+def keep(tmp_path, tensors: dict[str, torch.Tensor], name: str = NAME) -> StoredWeight:
     return stored(Source(write_checkpoint(tmp_path / "folder", tensors)), name)
 
 
-def values(found: Stored) -> torch.Tensor:
+def values(found: StoredWeight) -> torch.Tensor:
     """The weight as float32, in its own shape."""
     return torch.from_numpy(to_float32(found.read())).reshape(found.shape)
 
