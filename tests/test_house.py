@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,41 @@ def test_a_floor_imports_itself_and_lower_ones(floor):
 ])  # fmt: skip
 def test_a_planted_breach_is_found(source, expected):
     assert breaches("convert", source) == expected
+
+
+def files_of(source: str, files: Set[str]) -> set[str]:
+    """Those of the files that Python source imports: `from glmspec.a import b` is a/b.py, or else what a is."""
+    choices: list[list[str]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            choices += [[name.name] for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            choices += [[f"{node.module}.{name.name}", f"{node.module}"] for name in node.names]
+    paths = [[name.removeprefix("glmspec.").replace(".", "/") for name in names] for names in choices]
+    places = [[file for path in one for file in (f"{path}.py", f"{path}/__init__.py")] for one in paths]
+    return {next(file for file in one if file in files) for one in places if files & set(one)}
+
+
+def circle(sources: dict[str, str]) -> list[str]:
+    """Files that import each other in a circle, the first again at the end; none if there is no circle."""
+    imported = {file: files_of(source, sources.keys()) - {file} for file, source in sources.items()}
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """What both need lies below both, or is handed in."""
+    paths = [path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")]
+    assert circle({path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}) == []
+
+
+def test_a_planted_circle_is_found():
+    late = {"core/a.py": "def f():\n    from glmspec.core import b", "core/b.py": "import glmspec.core.a"}
+    assert set(circle(late)) == {"core/a.py", "core/b.py"}
+    assert circle(late | {"core/b.py": "from glmspec.core.errors import a"}) == []
 
 
 def test_every_package_is_on_a_floor():
