@@ -34,19 +34,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from glmspec.core.errors import ConfigError
+from glmspec.runtime.accept import DraftBlock
 from glmspec.runtime.cost_table import CostTable, MadeFor
 from glmspec.runtime.estimates import Confidence, Estimates, Margins
-from glmspec.runtime.profile import costs_of
-
-if TYPE_CHECKING:
-    from glmspec.runtime.accept import Ballot, Verdict
-    from glmspec.runtime.profile import Machinery
-    from glmspec.runtime.propose import Drafts
+from glmspec.runtime.profile import LoadedModels, costs_of
+from glmspec.runtime.propose import Drafts
+from glmspec.runtime.sequence import Accepted
 
 _STEPS = 5  # a step moves the price by this part of the way; the first few by more
 
@@ -102,16 +99,16 @@ class AdaptiveVerification:
         self._price += (min(max(self._price, low), high) - self._price) / self._steps
         return (may_BJ & (survival_BJ > least)).sum(1).tolist()
 
-    def learn(self, ballots: Sequence[Ballot], verdicts: Sequence[Verdict], drafts: Drafts) -> None:
+    def learn(self, blocks: Sequence[DraftBlock], accepted: Sequence[Accepted], drafts: Drafts) -> None:
         """What came of a step, in the order of its blocks."""
-        verified_B = np.array([len(ballot.drafts) for ballot in ballots])
-        accepted_B = np.array([verdict.accepted for verdict in verdicts])
+        verified_B = np.array([len(block.drafts) for block in blocks])
+        accepted_B = np.array([one.count for one in accepted])
         self.estimates.observe(_signal(drafts), verified_B, accepted_B)
 
 
-def prepare(settings: Adaptive, machinery: Machinery, made_for: MadeFor) -> AdaptiveVerification:
+def prepare(settings: Adaptive, models: LoadedModels, made_for: MadeFor) -> AdaptiveVerification:
     """For an engine's models. Raises `ConfigError` for settings that do not fit them."""
-    drafter, temperatures = machinery.drafter, settings.temperatures
+    drafter, temperatures = models.drafter, settings.temperatures
     if temperatures is not None and not drafter.confident:
         raise ConfigError(
             f"confidence temperatures: drafter {made_for.drafter!r} has no confidence head; leave them out."
@@ -122,7 +119,7 @@ def prepare(settings: Adaptive, machinery: Machinery, made_for: MadeFor) -> Adap
             f"draft of a block of drafter {made_for.drafter!r}. Fit them to this drafter."
         )
     estimates = Confidence(temperatures) if drafter.confident else Margins(drafter.num_drafts)
-    return AdaptiveVerification(estimates, costs_of(settings.costs, machinery, made_for), settings.threshold)
+    return AdaptiveVerification(estimates, costs_of(settings.costs, models, made_for), settings.threshold)
 
 
 def _signal(drafts: Drafts) -> np.ndarray:

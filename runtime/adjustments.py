@@ -1,6 +1,9 @@
 """A request's biases, penalties and forbidden tokens, as entries of the `adjust` op: row by row of a block.
 
-Only tokens that may ever be adjusted are kept: those of prompt and answer, and those named. E of them.
+The host knows the tokens, so it names the logits to change; a row sees the drafts before it. What crosses to the GPU is
+as long as what is adjusted, and not as the vocabulary. Only tokens that may ever be adjusted are kept.
+
+Legend: E tokens that may be adjusted: those of prompt and answer, and those that the request names.
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ class Adjustments:
         self._ends = self._places(end_ids) if sampling.min_tokens else []
         self._words = [(list(word[:-1]), self._places(word[-1:])) for word in sampling.bad_words]
 
-    def tell(self, tokens: Sequence[int]) -> None:
-        """These are part of the answer now."""
+    def append(self, tokens: Sequence[int]) -> None:
+        """Make these part of the answer."""
         places = self._places(tokens)
         self._answer.extend(tokens)
         np.add.at(self._count_E, places, 1)
@@ -54,13 +57,13 @@ class Adjustments:
         """Of the row after the answer, and of the row after each draft: each sees the drafts before it."""
         places = self._places(drafts)
         count_E, seen_E, answer = self._count_E.copy(), self._seen_E.copy(), list(self._answer)
-        made = [self._row(answer, count_E, seen_E)]
+        rows = [self._row(answer, count_E, seen_E)]
         for draft, place in zip(drafts, places, strict=True):
             count_E[place] += 1
             seen_E[place] = True
             answer.append(draft)
-            made.append(self._row(answer, count_E, seen_E))
-        return made
+            rows.append(self._row(answer, count_E, seen_E))
+        return rows
 
     def _places(self, tokens: Iterable[int]) -> list[int]:
         """Where tokens are in the arrays; new ones are appended, unadjusted."""

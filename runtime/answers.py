@@ -145,7 +145,7 @@ def _read(descriptor: int) -> tuple[list[dict], int]:
                 value = json.loads(line)
                 whole = line.endswith(b"\n") and value.keys() == ({"prompt", "line"} if found else {"unfinished"})
             except (ValueError, AttributeError):
-                whole = False
+                break
             if not whole:
                 break
             found.append(value)

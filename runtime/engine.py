@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections import abc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from glmspec.core.progress import Progress
 from glmspec.models.acceptance import DraftProbs, acceptance_of
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.illegal import IllegalIds
+from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.models.mtp import Mtp
 from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
@@ -27,7 +27,7 @@ from glmspec.runtime.cost_table import MadeFor
 from glmspec.runtime.directory import EngineDirectory
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.model import Model
-from glmspec.runtime.profile import Machinery
+from glmspec.runtime.profile import LoadedModels
 from glmspec.runtime.propose import BlockDrafter, Drafter
 from glmspec.runtime.propose_mtp import MtpDrafter
 from glmspec.runtime.request import Answer, Delta, Request
@@ -74,46 +74,44 @@ class Engine:
         if verifier.config.hidden_size <= _SMALL_MODEL:
             torch.set_num_threads(1)
         self.verifier = _model(verifier, self.directory.model(self.directory.verifier))
-        self.drafter = self._load_drafter() if self.drafter_name else None
+        self.drafter = self._load_drafter(self.drafter_name) if self.drafter_name else None
         num_drafts = self.drafter.num_drafts if self.drafter else 0
         self.scheduler = Scheduler(self.limits, num_drafts, self.drafter.ring_pages if self.drafter else 0)
-        judges = {name: self._load_judge(name) for name in self.directory.acceptance_for(self.drafter_name)}
-        acceptance = Acceptance(judges, self.limits, verification)
+        names = self.directory.acceptance_for(self.drafter_name)
+        acceptance = Acceptance({name: self._load_acceptance(name) for name in names}, self.limits, verification)
         chosen = self._prepare(adaptive) if adaptive else None
         self.loop = SpeculativeLoop(self.verifier, self.drafter, acceptance, self.limits, chosen)
         self.stats = SpecStats(num_drafts)
 
-    def _load_drafter(self) -> Drafter:
-        self._doing(self.drafter_name)
-        record = self.directory.model(self.drafter_name)
-        checkpoint = self.directory.checkpoint(self.drafter_name)
-        if self.drafter_name == self.directory.mtp:  # embedding and head are the verifier's, a rank's of the rank's
+    def _load_drafter(self, name: str) -> Drafter:
+        self._doing(name)
+        record, checkpoint = self.directory.model(name), self.directory.checkpoint(name)
+        if isinstance(checkpoint.config, VerifierConfig):  # the MTP module; embedding and head are the verifier's
             build = record["build_config"]
-            tree = Mtp(checkpoint.config, sampled=build["sampled"], illegal=self.directory.illegal)
-            model = _model(checkpoint, record, self.verifier.weights, tree)
+            network = Mtp(checkpoint.config, sampled=build["sampled"], illegal=self.directory.illegal)
+            model = _model(checkpoint, record, self.verifier.weights, network)
             return MtpDrafter(model, self.limits, build["num_drafts"])
         shared = {name: self._shared(source) for name, source in checkpoint.shared.items()}
         return BlockDrafter(_model(checkpoint, record, [shared]), self.limits)
 
     def _prepare(self, adaptive: Adaptive) -> AdaptiveVerification:
-        if self.drafter is None:
+        if self.drafter is None or self.drafter_name is None:
             raise EngineError(
                 f"{self.directory.folder}: adaptive verification chooses among drafts, and there is no drafter. "
                 "Leave it out, or use engines with a drafter."
             )
         self._doing("measuring steps")
         made_for = MadeFor(sha256(self.directory.folder / "config.json"), self.drafter_name)
-        machinery = Machinery(self.verifier, self.drafter, self.limits, self.scheduler.pool, self.scheduler.rings)
-        return prepare(adaptive, machinery, made_for)
+        models = LoadedModels(self.verifier, self.drafter, self.limits, self.scheduler.pool, self.scheduler.rings)
+        return prepare(adaptive, models, made_for)
 
-    def _load_judge(self, name: str) -> Model:
-        """An acceptance network: no weights, and one rank."""
+    def _load_acceptance(self, name: str) -> Model:
+        """A network on logits: no weights, and one rank."""
         record = self.directory.model(name)
         q = record["build_config"]["q"]
-        tree = acceptance_of(self.verifier.config, name, DraftProbs(**q) if q else None)
+        network = acceptance_of(self.verifier.config, name, DraftProbs(**q) if q else None)
         net_config = NetworkConfig(compute=record["build_config"]["compute"])
-        digest = record["networks"][CONTEXT]["sha256"]
-        return Model(self.verifier.config, self.limits, net_config, [{}], tree=tree, network_sha256=digest)
+        return Model(network, self.limits, net_config, [{}], network_sha256=record["networks"][CONTEXT]["sha256"])
 
     def _shared(self, name: str) -> torch.Tensor:
         """A whole weight of the verifier, in the compute dtype: on one rank its own tensor and no second copy."""
@@ -147,20 +145,20 @@ class Engine:
 
     def step(self) -> list[tuple[Sequence, Delta]]:
         """Run one step; what every request that gained something gained."""
-        turns = self.scheduler.plan()
-        if not turns:
+        shares = self.scheduler.plan()
+        if not shares:
             return []
         try:
-            deltas = self.loop.step(turns)
+            deltas = self.loop.step(shares)
         finally:
             self.scheduler.retire()  # even when the step fails: answers may have ended in it
-        gained = [(turn.sequence, delta) for turn, delta in zip(turns, deltas, strict=True) if delta is not None]
+        gained = [(share.sequence, delta) for share, delta in zip(shares, deltas, strict=True) if delta is not None]
         for sequence, _ in gained:
             if sequence.finished:
                 self.stats.add(sequence.stats)
         return gained
 
-    def stream(self, request: Request) -> Iterator[tuple[Sequence, Delta]]:
+    def stream(self, request: Request) -> abc.Iterator[tuple[Sequence, Delta]]:
         """Answer one request alone, step by step."""
         self.add(request)
         while self.busy:
@@ -178,20 +176,19 @@ class Engine:
 def _model(
     checkpoint: Checkpoint,
     record: dict[str, Any],
-    shared: Many[dict[str, torch.Tensor]] | None = None,
-    tree: Mtp | None = None,
+    shared: abc.Sequence[dict[str, torch.Tensor]] | None = None,
+    network: Mtp | None = None,
 ) -> Model:
-    """record: the model's own config.json. shared: weights of other models to take, by rank. tree: see `Model`."""
+    """record: the model's own config.json. shared: weights of other models to take, by rank. network: the one to author
+    when it is not the config's own."""
     build, config, ranks = record["build_config"], checkpoint.config, range(checkpoint.mapping.tp)
     if isinstance(config, DrafterConfig):
         config = config.chosen(build["drafter_window"], build["num_speculative_tokens"], build["markov_top_k"])
-    taps, chosen = tuple(build["taps"]), {name: build[name] for name in ("hidden", "sampled")}
-    illegal = IllegalIds.from_json(build["illegal_ids"])
+    taps, outputs = tuple(build["taps"]), {name: build[name] for name in ("hidden", "sampled")}
     return Model(
-        config,
+        network or model_of(config, taps, **outputs, illegal=IllegalIds.from_json(build["illegal_ids"])),
         EngineLimits(**build["limits"]),
         checkpoint.net_config(build["compute"]),
         [checkpoint.tensors(rank) | (shared[rank] if shared else {}) for rank in ranks],
-        tree=tree or model_of(config, taps, **chosen, illegal=illegal),
         network_sha256=record["networks"][CONTEXT]["sha256"],
     )

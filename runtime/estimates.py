@@ -29,12 +29,16 @@ _HALVINGS = 50
 
 
 class Estimates(Protocol):
-    """Chances of acceptance. exploring: True when all drafts of the next step should be verified, to learn of them."""
+    """Chances of acceptance."""
 
-    exploring: bool
+    @property
+    def exploring(self) -> bool:
+        """Whether all drafts of the next step are verified, to learn of them."""
+        ...
 
     def chances(self, signal_BJ: np.ndarray) -> np.ndarray:
         """float64 [B, J], each given that all drafts before it stand."""
+        ...
 
     def observe(self, signal_BJ: np.ndarray, verified_B: np.ndarray, accepted_B: np.ndarray) -> None:
         """Learn from a step: how many drafts of each block were verified, and how many of those stand."""
@@ -81,8 +85,8 @@ class Margins:
     def observe(self, signal_BJ: np.ndarray, verified_B: np.ndarray, accepted_B: np.ndarray) -> None:
         """See `Estimates`. A draft tells something only where all before it stand."""
         for position in range(len(self._seen_J)):
-            told_B = (verified_B > position) & (accepted_B >= position)
-            self._remember(position, signal_BJ[told_B, position], accepted_B[told_B] > position)
+            tells_B = (verified_B > position) & (accepted_B >= position)
+            self._remember(position, signal_BJ[tells_B, position], accepted_B[tells_B] > position)
         self._steps += 1
         if self._steps == self._due:
             self._steps, self._due = 0, min(2 * self._due, REFIT_STEPS)
@@ -106,18 +110,16 @@ class Margins:
 def _logistic(margin_Z: np.ndarray, stood_Z: np.ndarray, start_2: np.ndarray) -> np.ndarray:
     """w and b of the greatest posterior, by Newton's method: the observations' likelihood and a normal prior about
     _PRIOR. A step that makes it worse is halved."""
-    x_Z2 = np.stack([margin_Z, np.ones_like(margin_Z)], 1)
+    x_Z2, y_Z = np.stack([margin_Z, np.ones_like(margin_Z)], 1), stood_Z.astype(np.float64)
 
     def loss(weights_2: np.ndarray) -> float:
         z_Z = x_Z2 @ weights_2
-        return float(
-            np.logaddexp(0, np.where(stood_Z, -z_Z, z_Z)).sum() + (_RIDGE * (weights_2 - _PRIOR) ** 2).sum() / 2
-        )
+        return float(np.logaddexp(0, (1 - 2 * y_Z) * z_Z).sum() + (_RIDGE * (weights_2 - _PRIOR) ** 2).sum() / 2)
 
     weights_2, now = start_2, loss(start_2)
     for _ in range(_NEWTON_STEPS):
         p_Z = sigmoid(x_Z2 @ weights_2)
-        slope_2 = x_Z2.T @ (p_Z - stood_Z) + _RIDGE * (weights_2 - _PRIOR)
+        slope_2 = x_Z2.T @ (p_Z - y_Z) + _RIDGE * (weights_2 - _PRIOR)
         curve_22 = (x_Z2 * (p_Z * (1 - p_Z))[:, None]).T @ x_Z2 + np.diag(_RIDGE)
         step_2 = np.linalg.solve(curve_22, slope_2)
         while (then := loss(weights_2 - step_2)) > now and np.abs(step_2).max() > 1e-9:
@@ -134,17 +136,17 @@ def fit_temperatures(
     positions: int, from 0. confidence: the drafter's, in [0, 1]. stood: whether the draft was accepted; of drafts
     before which all stand. A position without observations keeps 1. The likelihood is concave in 1 / T, so its
     derivative is bisected, within [1/20, 20]."""
-    found = []
+    temperatures = []
     for position in range(drafts):
         here_Z = positions_Z == position
         z_Z, y_Z = logit(confidence_Z[here_Z]), stood_Z[here_Z]
-        least, most = _FEWEST, 1 / _FEWEST
-        for _ in range(_HALVINGS):
+        least, middle, most = _FEWEST, 1.0, 1 / _FEWEST
+        for _ in range(_HALVINGS if here_Z.any() else 0):
             middle = (least * most) ** 0.5
             rises = (z_Z * (y_Z - sigmoid(middle * z_Z))).sum() > 0
             least, most = (middle, most) if rises else (least, middle)
-        found.append(1 / middle if here_Z.any() else 1.0)
-    return tuple(found)
+        temperatures.append(1 / middle)
+    return tuple(temperatures)
 
 
 def read_temperatures(path: Path) -> tuple[float, ...]:

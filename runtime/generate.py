@@ -63,8 +63,8 @@ def generate(load: Callable[[], Engine], wanted: Wanted, progress: Progress) -> 
     console = Console(highlight=False)
     typed = wanted.source is None and not wanted.prompts
     watched = typed or (wanted.output is None and wanted.source is None and console.is_terminal)
-    requests = None if typed else _requests(engine, wanted)
-    with _lines(engine, wanted, requests, watched) as lines:
+    requests = [] if typed else _requests(engine, wanted)
+    with _lines(engine, wanted, None if typed else requests, watched) as lines:
 
         def finished(at: int, job: Job) -> None:
             _add(lines, at, job, engine)
@@ -91,8 +91,8 @@ def _lines(
     count = None if requests is None else len(requests)
     with kept_answers(wanted.output, fingerprint(engine, requests or []), count, wanted.resume) as kept:
         for line in kept.lines.values():  # their steps count too
-            if found := json.loads(line)["speculative_decoding"]:
-                engine.stats.add(SpecStats.from_json(found))
+            if counters := json.loads(line)["speculative_decoding"]:
+                engine.stats.add(SpecStats.from_json(counters))
         yield kept
 
 
@@ -101,12 +101,12 @@ def fingerprint(engine: Engine, requests: Sequence[Request]) -> str:
     prompt's settings."""
     engines = sha256(engine.directory.folder / "config.json")
     how = [engine.drafter_name, engine.verification, repr(engine.adaptive)]
-    said = [producer(ENGINES), engines, *how, *map(repr, requests)]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    parts = [producer(ENGINES), engines, *how, *map(repr, requests)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _answered(
-    engine: Engine, requests: Sequence[Request], lines: Kept | Printed, progress: Progress
+    engine: Engine, requests: Sequence[Request], lines: Kept | Printed | None, progress: Progress
 ) -> tuple[list[Job], float]:
     """Answer together those that are not answered yet; the seconds that took."""
     done = lines.lines if isinstance(lines, Kept) else {}
@@ -183,7 +183,7 @@ def _summary(jobs: list[Job], seconds: float, engine: Engine, progress: Progress
     """How many tokens, how fast, and as a table how well the drafts were accepted."""
     tokens = sum(len(job.answer.tokens) for job in jobs)
     progress.say(f"{len(jobs)} prompts, {tokens} tokens, {tokens / max(seconds, 1e-9):.0f} tokens/s")
-    if engine.drafter is not None and engine.stats.num_steps:
+    if engine.drafter_name and engine.stats.num_steps:
         progress.show(stats_table(engine.stats, engine.drafter_name))
 
 

@@ -43,7 +43,6 @@ class Job:
 
 def note_of(sequence: Sequence, engine: Engine) -> str | None:
     """What the reader of an answer should know about it."""
-    if not sequence.beyond_reach:
+    if engine.drafter is None or not sequence.beyond_reach:
         return None
-    reach = engine.drafter.reach
-    return f"{engine.drafter_name} knows {reach:,} positions; beyond them nothing was drafted"
+    return f"{engine.drafter_name} knows {engine.drafter.reach:,} positions; beyond them nothing was drafted"

@@ -1,4 +1,7 @@
-"""A loaded model: its network, weights, tables and caches, ready to run steps."""
+"""A loaded model: its network, weights, tables and caches, ready to run steps.
+
+Legend: V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,10 @@ import torch
 
 from glmspec.core.dtypes import FP4
 from glmspec.core.errors import EngineError
-from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.illegal import IllegalIds
-from glmspec.models.configs.verifier import VerifierConfig
-from glmspec.models.dflash import DFlash
 from glmspec.models.layers.basic import EXPERT_START, LEGAL_BIAS, VOCABULARY_START
 from glmspec.models.layers.paged import RING_TABLE
-from glmspec.models.mtp import Mtp
-from glmspec.models.registry import model_of
-from glmspec.models.verifier import Verifier
+from glmspec.models.network_model import NetworkModel
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import CACHE, TABLE, WEIGHT, Contract, TensorSpec
 from glmspec.network.limits import EngineLimits
@@ -28,44 +26,43 @@ from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor
 
 
 class Model:
-    """One network on the reference executor, all of its ranks. weights: by rank; plain ones in any float dtype.
-    Its `ring_pages` are what every sequence must own for sliding layers (0: none slides).
-    tree: the network to author when it is not the config's own with these taps, such as `Mtp(config)`."""
+    """One network on the reference executor, all of its ranks.
+
+    weights: by rank, plain ones in any float dtype. network_sha256: what the network must hash to, else `EngineError`.
+    ring_pages: what every sequence must own for sliding layers, 0 where none slides."""
 
     def __init__(
         self,
-        config: VerifierConfig | DrafterConfig,
+        model: NetworkModel,
         limits: EngineLimits,
         net_config: NetworkConfig,
         weights: Sequence[dict[str, torch.Tensor]],
         *,
-        taps: tuple[int, ...] = (),
-        tree: Verifier | Mtp | None = None,
         network_sha256: str | None = None,
         **executor_options: Any,
     ) -> None:
-        tree = tree or model_of(config, taps)
-        net = tree.author(limits, net_config, backend())
+        net = model.author(limits, net_config, backend())
         graph = read(net.definition, net.backend)
         self.network_sha256 = graph.content_hash()
-        if network_sha256 not in (None, self.network_sha256):
+        if network_sha256 and network_sha256 != self.network_sha256:
             raise EngineError(
                 f"{net.name}: the engine was built for network {network_sha256[:12]} "
                 f"and this version of glmspec authors {self.network_sha256[:12]}. Build the engine directory again."
             )
-        self.config = config
+        self.config = model.config
         self.contract: Contract = net.contract()
-        self.ring_pages = next((spec.dims[1] for spec in self.contract.inputs if spec.name == RING_TABLE), 0)
+        tables = [spec.dims for spec in self.contract.inputs if spec.name == RING_TABLE]
+        self.ring_pages = int(tables[0][1]) if tables else 0
         self.tap_names = [spec.name for spec in self.contract.inputs if spec.name.startswith("tap.")]
         self.weights = [{spec.name: _weight(spec, mine) for spec in self.contract.of_role(WEIGHT)} for mine in weights]
-        tables = [
-            {spec.name: _table(spec, tree, net_config.mapping, rank) for spec in self.contract.of_role(TABLE)}
+        rank_tables = [
+            {spec.name: _table(spec, model, net_config.mapping, rank) for spec in self.contract.of_role(TABLE)}
             for rank in range(net_config.mapping.tp)
         ]
         pages = {"X": limits.num_pages, "XR": limits.num_ring_pages(self.ring_pages)}
         # Zeros, because a masked row still enters a sum: 0 * NaN would poison it.
         self.caches = [{spec.name: _zeros(spec, pages) for spec in self.contract.of_role(CACHE)} for _ in self.weights]
-        bound = [mine | own for mine, own in zip(self.weights, tables, strict=True)]
+        bound = [mine | own for mine, own in zip(self.weights, rank_tables, strict=True)]
         if net_config.mapping.tp == 1:
             self.executor = ReferenceExecutor(graph, bound[0], self.caches[0], **executor_options)
         else:
@@ -76,12 +73,12 @@ class Model:
         return self.executor.run(inputs)
 
 
-def _table(spec: TensorSpec, tree: Verifier | Mtp | DFlash, mapping: Mapping, rank: int) -> torch.Tensor:
+def _table(spec: TensorSpec, model: NetworkModel, mapping: Mapping, rank: int) -> torch.Tensor:
     """A rank's table input: the rotary table, which tokens are legal, or where its part of the vocabulary or of the
     experts begins."""
-    config = tree.config
+    config = model.config
     if spec.name == LEGAL_BIAS:
-        return legal_bias(spec, tree.illegal)
+        return legal_bias(spec, model.illegal)
     if spec.name == VOCABULARY_START:
         return torch.tensor([rank * -(-config.vocab_size // mapping.tp)], dtype=torch.int32)
     if spec.name == EXPERT_START:
@@ -91,7 +88,7 @@ def _table(spec: TensorSpec, tree: Verifier | Mtp | DFlash, mapping: Mapping, ra
 
 def legal_bias(spec: TensorSpec, illegal: IllegalIds) -> torch.Tensor:
     """[V]: -inf of illegal ids, 0 of others."""
-    bias_V = torch.zeros(spec.dims, dtype=getattr(torch, spec.dtype))
+    bias_V = torch.zeros(spec.sizes, dtype=getattr(torch, spec.dtype))
     for first, stop in illegal.spans:
         bias_V[first:stop] = -torch.inf
     return bias_V
@@ -99,7 +96,7 @@ def legal_bias(spec: TensorSpec, illegal: IllegalIds) -> torch.Tensor:
 
 def rope_table(spec: TensorSpec, theta: float) -> torch.Tensor:
     """[positions, columns]: cosines, then sines, of position * theta ** (-2 i / columns), angles in float32."""
-    positions, columns = spec.dims
+    positions, columns = spec.sizes
     inverse = 1.0 / theta ** (torch.arange(0, columns, 2, dtype=torch.float32) / columns)
     angle = torch.arange(positions, dtype=torch.float32).unsqueeze(1) * inverse
     return torch.cat([angle.cos(), angle.sin()], 1).to(getattr(torch, spec.dtype))
@@ -113,4 +110,6 @@ def _weight(spec: TensorSpec, weights: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _zeros(spec: TensorSpec, pages: dict[str, int]) -> torch.Tensor:
-    return torch.zeros([pages.get(dim, dim) for dim in spec.dims], dtype=getattr(torch, spec.dtype))
+    return torch.zeros(
+        [pages[dim] if isinstance(dim, str) else dim for dim in spec.dims], dtype=getattr(torch, spec.dtype)
+    )

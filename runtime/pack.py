@@ -25,7 +25,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Block:
+class Anchor:
     """A block to draft. pages, ring: the sequence's. anchor: its newest token. position: the anchor's."""
 
     pages: Sequence[int]
@@ -35,7 +35,7 @@ class Block:
 
 
 # Drafted when rows must be appended and no sequence wants a block: it reads nothing and is thrown away.
-IDLE_BLOCK = Block(pages=(NULL_PAGE,), anchor=0, position=0)
+IDLE_ANCHOR = Anchor(pages=(NULL_PAGE,), anchor=0, position=0)
 
 
 def pack_rows(rows: Sequence[Rows], limits: EngineLimits, least_pages: int) -> Inputs:
@@ -63,11 +63,11 @@ def pack_rows(rows: Sequence[Rows], limits: EngineLimits, least_pages: int) -> I
 
 
 def pack_blocks(
-    kept_rows: Sequence[int], kept: Sequence[Span], blocks: Sequence[Block], limits: EngineLimits
+    kept_rows: Sequence[int], kept: Sequence[Span], blocks: Sequence[Anchor], limits: EngineLimits
 ) -> Inputs:
     """A drafter's inputs, but for the taps. kept_rows: rows of the last verifier step to append to the context;
     kept: whose they are, in the same order. Sequences that have rings give the inputs of sliding layers too."""
-    blocks = blocks or [IDLE_BLOCK]
+    blocks = blocks or [IDLE_ANCHOR]
     width = max(1, max(-(-block.position // limits.page_size) for block in blocks))
     return tensors(
         {
@@ -82,7 +82,7 @@ def pack_blocks(
     )
 
 
-def _ring_inputs(kept: Sequence[Span], blocks: Sequence[Block], limits: EngineLimits) -> dict[str, np.ndarray]:
+def _ring_inputs(kept: Sequence[Span], blocks: Sequence[Anchor], limits: EngineLimits) -> dict[str, np.ndarray]:
     """What a drafter's sliding layers read beside the rest."""
     ring_pages, size = len(kept[0].ring), limits.page_size
     table, start = ring_page_table(

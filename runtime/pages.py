@@ -65,7 +65,7 @@ def ring_write_plan(spans: Sequence[Span], page_size: int, num_pages: int) -> di
         pages.append(np.asarray(span.ring)[position // page_size % len(span.ring)])
         slots.append(position % page_size)
         first += span.count
-    plan = _plan(*(np.concatenate(part) for part in (rows, pages, slots)), num_pages)
+    plan = _plan(np.concatenate(rows), np.concatenate(pages), np.concatenate(slots), num_pages)
     return {f"ring_{name}": array for name, array in plan.items()}
 
 

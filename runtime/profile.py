@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from glmspec.runtime.ending import Ending
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Inputs, Rows, pack_rows
 from glmspec.runtime.pages import NULL_PAGE, PagePool, Span
-from glmspec.runtime.propose import Drafter, Kept
+from glmspec.runtime.propose import Drafter, KeptRows
 from glmspec.runtime.request import Request
-from glmspec.runtime.sequence import Sequence as Running
+from glmspec.runtime.sequence import Sequence
 from glmspec.runtime.stats import SpecStats
 
 ROUNDS = 5
@@ -30,8 +31,8 @@ _CONTEXT = 512  # positions before an idle block, where the limits allow them
 
 
 @dataclass(frozen=True)
-class Machinery:
-    """What a step runs on."""
+class LoadedModels:
+    """The models of an engine, and the pages that idle runs of them may take."""
 
     verifier: Model
     drafter: Drafter
@@ -40,23 +41,23 @@ class Machinery:
     rings: PagePool  # where a drafter's sliding layers keep their rows
 
 
-def measure_costs(machinery: Machinery) -> CostTable:
+def measure_costs(models: LoadedModels) -> CostTable:
     """Medians of interleaved rounds, at sizes up to the limits (or what the free pages allow). The pages come back."""
-    limits, pool = machinery.limits, machinery.pool
+    limits, pool = models.limits, models.pool
     most = _block_rows(limits)
     each = -(-2 * most // limits.page_size)  # for the rows verified, and those drafted after them
     blocks = max(1, min(limits.max_num_seqs, pool.free // each))
-    ring = machinery.drafter.ring_pages
-    pages, rings = pool.take(min(blocks * each, pool.free)), machinery.rings.take(blocks * ring)
+    ring = models.drafter.ring_pages
+    pages, rings = pool.take(min(blocks * each, pool.free)), models.rings.take(blocks * ring)
     try:
         places = [(pages[at * each : (at + 1) * each], rings[at * ring : (at + 1) * ring]) for at in range(blocks)]
-        idle = [_idle(machinery, *place) for place in places]
-        verify = {size: _verify(machinery, idle, size) for size in measured_sizes(blocks * most)}
-        draft = {size: _draft(machinery, idle[:size]) for size in measured_sizes(blocks)}
+        idle = [_idle(models, *place) for place in places]
+        verify = {size: _verify(models, idle, size) for size in measured_sizes(blocks * most)}
+        draft = {size: _draft(models, idle[:size]) for size in measured_sizes(blocks)}
         return CostTable(_measured(draft), _measured(verify))
     finally:
         pool.give_back(pages[::-1])  # in the order in which they were taken
-        machinery.rings.give_back(rings[::-1])
+        models.rings.give_back(rings[::-1])
 
 
 def measured_sizes(most: int) -> list[int]:
@@ -65,7 +66,7 @@ def measured_sizes(most: int) -> list[int]:
     return sorted({size for one in powers for size in (one, one * 3 // 2) if size < most} | {most})
 
 
-def costs_of(given: CostTable | Path | None, machinery: Machinery, made_for: MadeFor) -> CostTable:
+def costs_of(given: CostTable | Path | None, models: LoadedModels, made_for: MadeFor) -> CostTable:
     """The table given, or in the file given; else measured, and written to that file. Raises `ConfigError` for a file
     that does not fit or cannot be written."""
     if isinstance(given, CostTable):
@@ -74,13 +75,13 @@ def costs_of(given: CostTable | Path | None, machinery: Machinery, made_for: Mad
         return load_costs(given, made_for)
     if given is not None:
         check_output(given)  # before anything is measured
-    table = measure_costs(machinery)
+    table = measure_costs(models)
     if given is not None:
         save_costs(given, table, made_for)
     return table
 
 
-def _measured(runs: dict[int, Callable[[], object]]) -> Column:
+def _measured(runs: Mapping[int, Callable[[], object]]) -> Column:
     """runs: by size. Every size once in each round, so that a slow moment hits them all."""
     times: dict[int, list[float]] = {size: [] for size in runs}
     for run in runs.values():  # warms up
@@ -94,15 +95,15 @@ def _measured(runs: dict[int, Callable[[], object]]) -> Column:
     return Column.of(list(times), [statistics.median(one) for one in times.values()], captured)
 
 
-def _idle(machinery: Machinery, pages: list[int], ring: list[int]) -> Running:
+def _idle(models: LoadedModels, pages: list[int], ring: list[int]) -> Sequence:
     """A sequence after a verify step that kept a whole block: its rows lie on `pages`, all before them on the null
     page."""
-    limits = machinery.limits
+    limits = models.limits
     most = _block_rows(limits)
     before = max(0, min(_CONTEXT, limits.max_model_len - 2 * most)) // limits.page_size
     start = before * limits.page_size
     request = Request(prompt_ids=(0,) * (start + most + 1), max_tokens=1)
-    sequence = Running(request, Ending(request, (), None, 1), len(request.prompt_ids), SpecStats(0))
+    sequence = Sequence(request, Ending(request, (), None, 1), len(request.prompt_ids), SpecStats(0))
     sequence.pages, sequence.ring, sequence.cached = [NULL_PAGE] * before + pages, ring, start
     return sequence
 
@@ -112,9 +113,9 @@ def _block_rows(limits: EngineLimits) -> int:
     return max(1, min(limits.block_rows, limits.max_model_len // 2))
 
 
-def _verify(machinery: Machinery, idle: Sequence[Running], rows: int) -> Callable[[], Inputs]:
+def _verify(models: LoadedModels, idle: abc.Sequence[Sequence], rows: int) -> Callable[[], Inputs]:
     """A verifier run of so many rows in all, whole blocks but for the last."""
-    limits, verifier = machinery.limits, machinery.verifier
+    limits, verifier = models.limits, models.verifier
     least_pages = limits.least_pages(verifier.config.index_topk)
     most = _block_rows(limits)
     counts = [min(most, rows - first) for first in range(0, rows, most)]
@@ -123,9 +124,9 @@ def _verify(machinery: Machinery, idle: Sequence[Running], rows: int) -> Callabl
     return lambda: verifier.run(pack_rows(packed, limits, least_pages))
 
 
-def _draft(machinery: Machinery, idle: Sequence[Running]) -> Callable[[], object]:
+def _draft(models: LoadedModels, idle: abc.Sequence[Sequence]) -> Callable[[], object]:
     """Appends a block's rows for each and drafts for all."""
-    most, drafter = _block_rows(machinery.limits), machinery.drafter
-    features = _verify(machinery, idle, len(idle) * most)()
-    kept = [Kept(sequence, at * most, sequence.cached, most) for at, sequence in enumerate(idle)]
+    most, drafter = _block_rows(models.limits), models.drafter
+    features = _verify(models, idle, len(idle) * most)()
+    kept = [KeptRows(sequence, at * most, sequence.cached, most) for at, sequence in enumerate(idle)]
     return lambda: drafter.propose(features, kept, idle)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import abc
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,19 +12,19 @@ import torch
 from glmspec.models.dflash import TEMPERATURE, UNIFORM
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
-from glmspec.runtime.pack import Block, pack_blocks
+from glmspec.runtime.pack import Anchor, pack_blocks
 from glmspec.runtime.pages import Span
-from glmspec.runtime.sequence import Sequence as Running
+from glmspec.runtime.sequence import Sequence
 
-Features = Mapping[str, torch.Tensor]
+Features = abc.Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRows:
     """Rows of the last verifier step that a sequence kept. first_row: the first one's number in that step. start: its
     position."""
 
-    sequence: Running
+    sequence: Sequence
     first_row: int
     start: int
     count: int
@@ -57,11 +57,12 @@ class Drafter(Protocol):
     num_drafts: int
     reach: int
     ring_pages: int
-    features: Sequence[str]
+    features: tuple[str, ...]
     confident: bool
 
-    def propose(self, features: Features, kept: Sequence[Kept], wanted: Sequence[Running]) -> Drafts:
+    def propose(self, features: Features, kept: abc.Sequence[KeptRows], wanted: abc.Sequence[Sequence]) -> Drafts:
         """Append the kept rows to the drafter's own context, then draft for the sequences that want it."""
+        ...
 
 
 class BlockDrafter:
@@ -70,16 +71,16 @@ class BlockDrafter:
     def __init__(self, model: Model, limits: EngineLimits) -> None:
         self.model, self.limits = model, limits
         self.num_drafts, self.reach = model.config.num_drafts, model.config.max_position_embeddings
-        self.ring_pages, self.features = model.ring_pages, model.tap_names
+        self.ring_pages, self.features = model.ring_pages, tuple(model.tap_names)
         outputs = {spec.name for spec in model.contract.outputs}
         self.confident = "confidence" in outputs
         self._sampled = "q" in outputs
 
-    def propose(self, features: Features, kept: Sequence[Kept], wanted: Sequence[Running]) -> Drafts:
+    def propose(self, features: Features, kept: abc.Sequence[KeptRows], wanted: abc.Sequence[Sequence]) -> Drafts:
         """See `Drafter`."""
         rows = [row for one in kept for row in range(one.first_row, one.first_row + one.count)]
         spans = [Span(one.sequence.pages, one.start, one.count, one.sequence.ring) for one in kept]
-        blocks = [Block(one.pages, one.tokens[-1], len(one.tokens) - 1, one.ring) for one in wanted]
+        blocks = [Anchor(one.pages, one.tokens[-1], len(one.tokens) - 1, one.ring) for one in wanted]
         inputs = pack_blocks(rows, spans, blocks, self.limits)
         inputs |= {name: features[name] for name in self.features}
         if self._sampled:
@@ -90,7 +91,7 @@ class BlockDrafter:
         return Drafts(out["draft_ids"].tolist()[: len(wanted)], probs, (self.num_drafts, 1), signal[: len(wanted)])
 
 
-def draft_noise(wanted: Sequence[Running], drafts: int) -> dict[str, torch.Tensor]:
+def draft_noise(wanted: abc.Sequence[Sequence], drafts: int) -> dict[str, torch.Tensor]:
     """What draws the drafts: of an idle block when nobody wants any."""
     temperature = np.zeros(max(1, len(wanted)), dtype=np.float32)
     uniform = np.zeros((max(1, len(wanted)), drafts), dtype=np.float32)

@@ -10,7 +10,7 @@ Legend: B sequences that want drafts, J drafts of each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Inputs, Rows, pack_rows, tensors
 from glmspec.runtime.pages import Span
-from glmspec.runtime.propose import Drafts, Features, Kept, draft_noise
-from glmspec.runtime.sequence import Sequence as Running
+from glmspec.runtime.propose import Drafts, Features, KeptRows, draft_noise
+from glmspec.runtime.sequence import Sequence
 
 _HIDDEN = "hidden"
 
@@ -30,7 +30,7 @@ class MtpDrafter:
     """A chain of runs of the module. num_drafts: runs in a step, at least 1."""
 
     ring_pages = 0
-    features = (_HIDDEN,)
+    features: tuple[str, ...] = (_HIDDEN,)
     confident = False
 
     def __init__(self, model: Model, limits: EngineLimits, num_drafts: int) -> None:
@@ -39,7 +39,7 @@ class MtpDrafter:
         self._least_pages = limits.least_pages(model.config.index_topk)
         self._sampled = "q" in {spec.name for spec in model.contract.outputs}
 
-    def propose(self, features: Features, kept: Sequence[Kept], wanted: Sequence[Running]) -> Drafts:
+    def propose(self, features: Features, kept: abc.Sequence[KeptRows], wanted: abc.Sequence[Sequence]) -> Drafts:
         """See `Drafter`. Every sequence that wants drafts is among the kept."""
         noise = draft_noise(wanted, self.num_drafts) if self._sampled else {}
         inputs, out = self._append(features[_HIDDEN], kept, wanted, noise)
@@ -54,7 +54,7 @@ class MtpDrafter:
         return Drafts(ids_BJ.tolist(), probs, (1, len(wanted)), torch.stack([one["margin"] for one in runs], 1))
 
     def _append(
-        self, hidden: torch.Tensor, kept: Sequence[Kept], wanted: Sequence[Running], noise: Inputs
+        self, hidden: torch.Tensor, kept: abc.Sequence[KeptRows], wanted: abc.Sequence[Sequence], noise: Inputs
     ) -> tuple[Inputs, dict[str, torch.Tensor]]:
         """Run 1: all kept rows. The wanted sequences come first, in their order, which is then that of the drafts."""
         places = {sequence: place for place, sequence in enumerate(wanted)}
@@ -72,7 +72,7 @@ class MtpDrafter:
         return self._run(inputs | {_HIDDEN: hidden}, noise, 0)
 
     def _go_on(
-        self, before: Inputs, out: dict[str, torch.Tensor], wanted: Sequence[Running], draft: int, noise: Inputs
+        self, before: Inputs, out: dict[str, torch.Tensor], wanted: abc.Sequence[Sequence], draft: int, noise: Inputs
     ) -> tuple[Inputs, dict[str, torch.Tensor]]:
         """A later run: one row a sequence, on the draft and the hidden state of the run before."""
         rows = []

@@ -12,7 +12,7 @@ from glmspec.network.limits import MAX_ADJUSTED
 from glmspec.plugins.target_probs import MAX_TOP_K
 
 MAX_PENALTY = 2.0  # of frequency and presence, either way, as OpenAI's API has it
-MAX_BIAS, MAX_REPETITION, HEAT_LEAST, MAX_TEMPERATURE = 10_000.0, 100.0, 1e-4, 100.0
+MAX_BIAS, MAX_REPETITION, MIN_TEMPERATURE, MAX_TEMPERATURE = 10_000.0, 100.0, 1e-4, 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +73,9 @@ class Sampling:
             value = getattr(self, name)
             if not least <= value <= most:  # as NaN is not either
                 raise RequestError(f"{name}: found {value:g}, expected {least:g} to {most:g}")
-        if 0 < self.temperature < HEAT_LEAST * (1 - 1e-6):  # which travels as float32
+        if 0 < self.temperature < MIN_TEMPERATURE * (1 - 1e-6):  # which travels as float32
             raise RequestError(
-                f"temperature: found {self.temperature:g}, expected 0 (greedy) or at least {HEAT_LEAST:g}"
+                f"temperature: found {self.temperature:g}, expected 0 (greedy) or at least {MIN_TEMPERATURE:g}"
             )
         if self.top_p == 0:
             raise RequestError("top_p: found 0, expected more; for greedy decoding set temperature 0")

@@ -17,7 +17,7 @@ ABORTED = "aborted"
 
 
 @dataclass(frozen=True)
-class Turn:
+class Share:
     """A sequence's share of a step. tokens: pending ones to run. drafts: how many drafts to verify after them.
     completes: the sequence has no pending tokens left afterwards, so the verifier's next token is wanted."""
 
@@ -57,19 +57,19 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def plan(self) -> list[Turn]:
-        """The turns of the next step; empty when there is nothing to do."""
+    def plan(self) -> list[Share]:
+        """The shares of the next step; empty when there is nothing to do."""
         self._admit()
         left = self.limits.max_num_batched_tokens
-        turns = []
+        shares = []
         for sequence in sorted(self.running, key=lambda one: one.pending > 1):  # decoding first, else by age
             count = min(sequence.pending, left)
             if count == 0:
                 break
             drafts = sequence.drafts_wanted(self.num_drafts)
-            turns.append(Turn(sequence, count, drafts, completes=count == sequence.pending))
+            shares.append(Share(sequence, count, drafts, completes=count == sequence.pending))
             left -= count + drafts
-        return turns
+        return shares
 
     def retire(self) -> None:
         """Take finished sequences out and free their pages."""
@@ -78,7 +78,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
-            needed = -(-self.waiting[0].most_tokens // self.limits.page_size)
+            needed = -(-self.waiting[0].max_tokens // self.limits.page_size)
             if needed > self.pool.free:
                 return
             sequence = self.waiting.popleft()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Sequence as Many
+from collections import abc
 from dataclasses import dataclass, replace
 
 from glmspec.runtime.adjustments import Adjustments
@@ -14,10 +13,11 @@ from glmspec.runtime.stats import SpecStats
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """tokens: the accepted drafts and one more. logprobs: of each, when the request wants them."""
+class Accepted:
+    """What the verifier takes of a block. count: of its drafts. tokens: those drafts and one more. logprobs: of each
+    token, when the request wants them."""
 
-    accepted: int
+    count: int
     tokens: list[int]
     logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -27,14 +27,14 @@ class Sequence:
 
     tokens: prompt and answer so far; the newest is the anchor of the next block once all before it are cached.
     cached: tokens whose rows are in the verifier's caches. Rows of rejected drafts lie beyond and are overwritten.
-    most_tokens: prompt and answer together. reach: positions up to which the drafter may draft, 0 for no drafter.
+    max_tokens: prompt and answer together. reach: positions up to which the drafter may draft, 0 for no drafter.
     """
 
     def __init__(
         self,
         request: Request,
         ending: Ending,
-        most_tokens: int,
+        max_tokens: int,
         stats: SpecStats,
         adjustments: Adjustments | None = None,
         reach: int = 0,
@@ -44,7 +44,7 @@ class Sequence:
         self.cached = 0
         self.pages: list[int] = []
         self.ring: list[int] = []  # pages of the drafter's sliding layers, which its rows go round in
-        self.most_tokens = most_tokens
+        self.max_tokens = max_tokens
         self.stats = stats
         self.finish_reason: str | None = None
         self.adjustments = adjustments
@@ -64,7 +64,7 @@ class Sequence:
         return len(self.tokens) - self.cached
 
     @property
-    def ending_tokens(self) -> Collection[int]:
+    def ending_tokens(self) -> abc.Collection[int]:
         """Tokens that end the answer."""
         return self._ending.tokens
 
@@ -84,23 +84,23 @@ class Sequence:
         hold. most: drafts in a block."""
         if self.pending != 1 or len(self.tokens) == len(self.request.prompt_ids) or not self.may_draft:
             return 0
-        return max(0, min(most, self.most_tokens - len(self.tokens) - 1))
+        return max(0, min(most, self.max_tokens - len(self.tokens) - 1))
 
-    def advance(self, ran: int, drafts: Many[int], verdict: Verdict | None) -> Delta | None:
-        """Account for a verified run of rows. ran: pending tokens among them. drafts: those that followed. verdict:
-        what came of it, None when the prompt goes on. Returns what the answer gains."""
-        if verdict is None:
+    def advance(self, ran: int, drafts: abc.Sequence[int], accepted: Accepted | None) -> Delta | None:
+        """Account for a verified run of rows. ran: pending tokens among them. drafts: those that followed.
+        accepted: None when the prompt goes on. Returns what the answer gains."""
+        if accepted is None:
             self.cached += ran
             return None
-        delta = self._ending.take(verdict.tokens)
-        count, accepted = len(delta.tokens), min(verdict.accepted, len(delta.tokens))
+        delta = self._ending.take(accepted.tokens)
+        kept = min(accepted.count, len(delta.tokens))  # an end may lie before the last accepted draft
         if drafts:
-            self.stats.record(len(drafts), accepted)
+            self.stats.record(len(drafts), kept)
         self.tokens.extend(delta.tokens)
         if self.adjustments is not None:
-            self.adjustments.tell(delta.tokens)
+            self.adjustments.append(delta.tokens)
         # Rows of tokens that were cut off are not part of the sequence.
-        self.cached = min(self.cached + ran + verdict.accepted, len(self.tokens))
+        self.cached = min(self.cached + ran + accepted.count, len(self.tokens))
         self.finish_reason = delta.finish_reason
-        rejected = tuple(drafts[verdict.accepted :])
-        return replace(delta, accepted=accepted, rejected=rejected, logprobs=verdict.logprobs[:count])
+        logprobs = accepted.logprobs[: len(delta.tokens)]
+        return replace(delta, accepted=kept, rejected=tuple(drafts[accepted.count :]), logprobs=logprobs)

@@ -23,6 +23,7 @@ from rich.progress import track
 from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
+from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.engine import Engine
@@ -62,7 +63,9 @@ def measure_decode(engine: Engine, rounds: int) -> dict[str, float]:
     torch.set_num_threads(1)
     ids = list((b"Count: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10. " * 8)[:CONTEXT])
     verifier = engine.verifier
-    every = Model(verifier.config, engine.limits, NetworkConfig(compute="float32"), verifier.weights, regions=False)
+    every = Model(
+        model_of(verifier.config), engine.limits, NetworkConfig(compute="float32"), verifier.weights, regions=False
+    )
     cases = {"1 row": (verifier, 1), "9 rows": (verifier, 9), "1 row, every layer": (every, 1)}
     times: dict[str, list[float]] = {name: [] for name in ("transformers", *cases)}
     for _ in track(range(rounds), "Decode steps", console=console):

@@ -30,7 +30,7 @@ from glmspec.runtime.adaptive import AdaptiveVerification
 from glmspec.runtime.cost_table import Column, CostTable
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.estimates import Confidence, Estimates, Margins, fit_temperatures
-from glmspec.runtime.profile import Machinery, measure_costs
+from glmspec.runtime.profile import LoadedModels, measure_costs
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
 
@@ -97,13 +97,13 @@ class Watched:
         self.counts = self.inner.choose(most, drafts, endings) if self.inner else list(most)
         return self.counts
 
-    def learn(self, ballots, verdicts, drafts) -> None:
+    def learn(self, blocks, accepted, drafts) -> None:
         """See `AdaptiveVerification`."""
         if self.inner:
-            self.inner.learn(ballots, verdicts, drafts)
+            self.inner.learn(blocks, accepted, drafts)
             return
-        for row, ballot, verdict in zip(drafts.signal.double().numpy(), ballots, verdicts, strict=True):
-            self.seen.append((row, len(ballot.drafts), verdict.accepted))
+        for row, block, one in zip(drafts.signal.double().numpy(), blocks, accepted, strict=True):
+            self.seen.append((row, len(block.drafts), one.count))
 
 
 def run(engine: Engine, requests: list[Request], watched: Watched) -> tuple[Tally, list[list[int]]]:
@@ -178,8 +178,8 @@ def measure(folder: Path, way: str, drafter: str, prompts: list[str], others: li
     """Every temperature, and every table of costs."""
     engine = Engine(folder, drafter)
     estimates = learned(engine, others, WAYS[way])
-    machinery = Machinery(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool, engine.scheduler.rings)
-    costs = COSTS | {CPU: measure_costs(machinery)}
+    models = LoadedModels(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool, engine.scheduler.rings)
+    costs = COSTS | {CPU: measure_costs(models)}
     runs = []
     for temperature in WAYS[way]:
         rounds = [requests_of(engine, prompts, temperature, 1_000 * at) for at in range(ROUNDS[way])]

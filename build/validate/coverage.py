@@ -15,8 +15,8 @@ from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 from glmspec.network.contract import Contract
 from glmspec.network.limits import EngineLimits, Ranges
-from glmspec.runtime.accept import pack_ballots
-from glmspec.runtime.pack import Block, Inputs, Rows, pack_blocks, pack_rows
+from glmspec.runtime.accept import pack_drafts
+from glmspec.runtime.pack import Anchor, Inputs, Rows, pack_blocks, pack_rows
 from glmspec.runtime.pages import Span
 
 _ADVICE = "The profile would refuse this step at run time: report it, with the limits shown."
@@ -119,7 +119,7 @@ def acceptance_steps(limits: EngineLimits) -> Iterator[tuple[str, Inputs]]:
     """Extreme steps of an acceptance network."""
     for blocks in sorted({1, limits.max_num_seqs}):
         for drafts in sorted({0, limits.block_rows - 1}):
-            yield f"{blocks} blocks of {drafts} drafts", pack_ballots([[0] * drafts] * blocks, limits)
+            yield f"{blocks} blocks of {drafts} drafts", pack_drafts([[0] * drafts] * blocks, limits)
 
 
 def drafter_steps(limits: EngineLimits, ring_pages: int) -> Iterator[tuple[str, Inputs]]:
@@ -132,6 +132,6 @@ def drafter_steps(limits: EngineLimits, ring_pages: int) -> Iterator[tuple[str, 
             kept = [Span(pages, 0, count, ring) for ring in rings[:owners]]
             for blocks in sorted({0, 1, sequences}):
                 for position in sorted({count, most - 1}):
-                    drafted = [Block(pages, 0, position, ring) for ring in rings[:blocks]]
+                    drafted = [Anchor(pages, 0, position, ring) for ring in rings[:blocks]]
                     what = f"{owners} sequences with {count} kept rows and {blocks} blocks at {position}"
                     yield what, pack_blocks(range(owners * count), kept, drafted, limits)

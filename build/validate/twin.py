@@ -31,6 +31,7 @@ from glmspec.convert.storage import weights_of
 from glmspec.core.errors import ConfigError, MissingCapability
 from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.models.layer_group import STREAM, LayerGroup
+from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
 from glmspec.network.formats import BLOCK
 from glmspec.network.limits import EngineLimits
@@ -171,11 +172,10 @@ def plain_faults(twin: _Twin, mapping: Mapping) -> Iterator[Fault]:
     checkpoint = _converted(twin, ConvertOptions(RECIPES["auto"], mapping))
     every, on = tuple(range(len(twin.streams))), f" on {mapping.tp} ranks" if mapping.tp > 1 else ""
     model = Model(
-        checkpoint.config,
+        model_of(checkpoint.config, every),
         _LIMITS,
         checkpoint.net_config("float32"),
         _tensors(checkpoint),
-        taps=every,
         regions=mapping.tp > 1,
     )
     found = _run(model, twin)
@@ -207,8 +207,8 @@ def format_faults(twin: _Twin, deployment: Deployment) -> tuple[list[str], list[
     handed = _step(twin, 0, len(twin.ids)) | {STREAM: twin.streams[0]}
     for layer in range(len(twin.streams) - 1):
         tree = LayerGroup(one.config, (layer + 1,), range(layer, layer + 1), _LIMITS.index_topk(_TOPK))
-        expected = Model(one.config, _LIMITS, plain, whole, tree=tree).run(handed)
-        found = Model(one.config, _LIMITS, own, weights, tree=tree).run(handed)
+        expected = Model(tree, _LIMITS, plain, whole).run(handed)
+        found = Model(tree, _LIMITS, own, weights).run(handed)
         tap = f"tap.{layer + 1}"
         added = expected[tap] - twin.streams[layer]
         error = float((found[tap] - expected[tap]).norm() / added.norm())

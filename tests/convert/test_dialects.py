@@ -16,6 +16,7 @@ from glmspec.convert.hf import write_hf
 from glmspec.convert.recipe import RECIPES, quantizable, read_recipe
 from glmspec.convert.writer import Run
 from glmspec.core.errors import CheckpointError, ConfigError
+from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
@@ -104,7 +105,7 @@ def in_dialect(folder: Path, home: Path, dialect: str) -> tuple[Path, Path]:
 
 
 def logits(checkpoint) -> torch.Tensor:
-    model = Model(checkpoint.config, LIMITS, NetworkConfig(compute="float32"), [checkpoint.load()])
+    model = Model(model_of(checkpoint.config), LIMITS, NetworkConfig(compute="float32"), [checkpoint.load()])
     ids = [3, 17, 41, 8, 96, 5, 60, 22, 9, 77, 31, 50, 2, 4, 88, 71, 19, 40, 6, 13]
     return model.run(pack_rows([Rows(Span([1, 2, 3], 0, 20), ids, 20)], LIMITS, 2))["logits"]
 

@@ -13,7 +13,7 @@ import torch
 from support.models import ASSETS
 
 from glmspec.core.errors import ConfigError, EngineError
-from glmspec.runtime.accept import Ballot, Verdict
+from glmspec.runtime.accept import Accepted, DraftBlock
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, fair_prices, survivals
 from glmspec.runtime.cost_table import Column, CostTable
 from glmspec.runtime.engine import Engine
@@ -215,8 +215,8 @@ def test_what_is_learned_belongs_to_the_blocks_it_came_from():
     seen = {}
     estimates = SimpleNamespace(observe=lambda *told: seen.update(told=told))
     signals = blocks([1, 2, 3], [4, 5, 6])
-    ballots, verdicts = [Ballot(None, ()), Ballot(None, [7, 7])], [Verdict(0, [1]), Verdict(1, [7, 1])]
-    AdaptiveVerification(estimates, FREE).learn(ballots, verdicts, signals)
+    verified, accepted = [DraftBlock(None, ()), DraftBlock(None, [7, 7])], [Accepted(0, [1]), Accepted(1, [7, 1])]
+    AdaptiveVerification(estimates, FREE).learn(verified, accepted, signals)
     signal_BJ, verified_B, accepted_B = seen["told"]
     assert (signal_BJ.tolist(), verified_B.tolist(), accepted_B.tolist()) == (signals.signal.tolist(), [0, 2], [0, 1])
 
@@ -250,14 +250,14 @@ def answers(engine: Engine, requests: list[Request], costs: CostTable) -> tuple[
     if costs:
         estimates = Confidence() if engine.drafter.confident else Margins(engine.drafter.num_drafts)
         engine.loop.adaptive = AdaptiveVerification(estimates, costs)
-    verified, judge = [], engine.loop.acceptance.judge
-    engine.loop.acceptance.judge = lambda logits, ballots, probs: (
-        verified.append([len(ballot.drafts) for ballot in ballots]) or judge(logits, ballots, probs)
+    verified, accept = [], engine.loop.acceptance.accept
+    engine.loop.acceptance.accept = lambda logits, blocks, probs: (
+        verified.append([len(block.drafts) for block in blocks]) or accept(logits, blocks, probs)
     )
     try:
         jobs = answer_all(engine, requests)
     finally:
-        engine.loop.acceptance.judge = judge
+        engine.loop.acceptance.accept = accept
     flat = [count for step in verified for count in step]
     return [job.answer.tokens for job in jobs], len(verified), sum(flat), flat.count(0)
 

@@ -10,7 +10,7 @@ import torch
 from support.chains import V, distance, drafter, target
 
 from glmspec.plugins import draw, reject
-from glmspec.runtime.accept import Ballot, Verdict
+from glmspec.runtime.accept import Accepted, DraftBlock
 from glmspec.runtime.adaptive import AdaptiveVerification, fair_prices, survivals
 from glmspec.runtime.cost_table import Column, CostTable
 from glmspec.runtime.estimates import Confidence, Margins
@@ -77,8 +77,8 @@ def run(
         counts.append(torch.tensor(adaptive.choose([DRAFTS] * sequences, drafts, [{END}] * sequences)))
         if learns:
             accepted, tokens = toy.verify(blocks, counts[-1], method)
-            ballots = [Ballot(None, [0] * count) for count in counts[-1].tolist()]
-            adaptive.learn(ballots, [Verdict(one, []) for one in accepted.tolist()], drafts)
+            blocks = [DraftBlock(None, [0] * count) for count in counts[-1].tolist()]
+            adaptive.learn(blocks, [Accepted(one, []) for one in accepted.tolist()], drafts)
             emitted.append(tokens)
     count_B = torch.cat(counts)
     tokens_BQ = torch.cat(emitted) if learns else toy.verify(slice(0, draws), count_B, method)[1]

@@ -12,7 +12,7 @@ from glmspec.runtime.adaptive import Adaptive
 from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
-from glmspec.runtime.profile import Machinery, measure_costs, measured_sizes
+from glmspec.runtime.profile import LoadedModels, measure_costs, measured_sizes
 from glmspec.runtime.request import Request
 
 TABLE = CostTable(Column((1, 4), (1.0, 1.5), 4), Column((2, 4, 8), (1.0, 2.0, 2.5), 4))
@@ -98,7 +98,7 @@ def test_measuring_disturbs_nobody(golden_engines, quick, drafter):
     requests = [Request(prompt_ids=tuple(range(2, 2 + count)), max_tokens=12) for count in (3, 40)]
     expected = [job.answer for job in answer_all(engine, requests)]
     free, round_free = list(pool._free), list(rings._free)
-    table = measure_costs(Machinery(engine.verifier, engine.drafter, limits, pool, rings))
+    table = measure_costs(LoadedModels(engine.verifier, engine.drafter, limits, pool, rings))
     assert pool._free == free and rings._free == round_free
     assert table.verify_ms.sizes[-1] == limits.max_num_seqs * limits.block_rows
     assert table.draft_ms.sizes[-1] == limits.max_num_seqs
@@ -110,8 +110,8 @@ def test_measuring_disturbs_nobody(golden_engines, quick, drafter):
 def test_few_free_pages_are_enough(golden_engines, quick):
     engine = Engine(golden_engines, "dspark")
     held = engine.scheduler.pool.take(engine.scheduler.pool.free - 3)
-    machinery = Machinery(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool, engine.scheduler.rings)
-    assert measure_costs(machinery).verify_ms.sizes[-1] < engine.limits.max_num_seqs * engine.limits.block_rows
+    models = LoadedModels(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool, engine.scheduler.rings)
+    assert measure_costs(models).verify_ms.sizes[-1] < engine.limits.max_num_seqs * engine.limits.block_rows
     assert engine.scheduler.pool.free == 3 and held
 
 

@@ -18,7 +18,7 @@ from glmspec.network.limits import EngineLimits
 from glmspec.network.reader import read
 from glmspec.network.trt import backend
 from glmspec.runtime.model import Model
-from glmspec.runtime.pack import Block, pack_blocks
+from glmspec.runtime.pack import Anchor, pack_blocks
 from glmspec.runtime.pages import Span
 
 LIMITS = EngineLimits(
@@ -37,9 +37,8 @@ def weights(tmp_path_factory) -> dict[str, tuple[dict, dict[str, torch.Tensor]]]
 
 def load(weights, kind: str, window: str, **options) -> Model:
     values, tensors = weights[kind]
-    return Model(
-        DrafterConfig.from_hf(values, kind, window), LIMITS, NetworkConfig(compute="float32"), [tensors], **options
-    )
+    model = model_of(DrafterConfig.from_hf(values, kind, window))
+    return Model(model, LIMITS, NetworkConfig(compute="float32"), [tensors], **options)
 
 
 def final_norm(weights, kind: str) -> str:
@@ -57,7 +56,7 @@ def test_block_equals_the_golden(weights, kind, convention, regions):
     golden = load_file(GOLDENS / f"{kind}_block_{convention}.safetensors")
     probe = () if regions else (final_norm(weights, kind),)
     model = load(weights, kind, CONVENTIONS[convention], regions=regions, probes=probe)
-    block = Block(PAGES, int(golden["anchor"]), int(golden["position"]), RINGS[0])
+    block = Anchor(PAGES, int(golden["anchor"]), int(golden["position"]), RINGS[0])
     inputs = pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT, RINGS[0])], [block], LIMITS)
     out = model.run(inputs | features_as_taps(model.config, golden["context_features"]))
     assert out["draft_ids"][0].tolist() == golden["draft_tokens"].tolist()
@@ -82,12 +81,12 @@ def test_a_ring_shorter_than_the_context_gives_the_golden(weights, kind, convent
     limits = replace(LIMITS, page_size=4)
     values, tensors = weights[kind]
     config = DrafterConfig.from_hf(values, kind, CONVENTIONS[convention])
-    model = Model(config, limits, NetworkConfig(compute="float32"), [tensors])
+    model = Model(model_of(config), limits, NetworkConfig(compute="float32"), [tensors])
     for cache in model.caches[0].values():
         cache.fill_(1e3)
     golden = load_file(GOLDENS / f"{kind}_block_{convention}.safetensors")
     pages, ring = [9, 3, 1, 5, 2, 7], [4, 9, 2, 6]
-    block = Block(pages, int(golden["anchor"]), int(golden["position"]), ring)
+    block = Anchor(pages, int(golden["anchor"]), int(golden["position"]), ring)
     for start, stop, blocks in ((0, 19, []), (19, CONTEXT, [block])):
         inputs = pack_blocks(range(stop - start), [Span(pages, start, stop - start, ring)], blocks, limits)
         out = model.run(inputs | features_as_taps(config, golden["context_features"][start:stop]))
@@ -112,7 +111,7 @@ def test_blocks_in_a_batch_do_not_see_each_other(weights, kind):
             parts = [torch.arange(lengths[i]).chunk(pieces)[piece] for i in which]
             spans = [Span(owned[i], int(part[0]), len(part), RINGS[i]) for i, part in zip(which, parts, strict=True)]
             stacked = torch.cat([features[i][part] for i, part in zip(which, parts, strict=True)])
-            blocks = [Block(owned[i], anchors[i], lengths[i], RINGS[i]) for i in which] if piece == pieces - 1 else []
+            blocks = [Anchor(owned[i], anchors[i], lengths[i], RINGS[i]) for i in which] if piece == pieces - 1 else []
             inputs = pack_blocks(range(len(stacked)), spans, blocks, LIMITS)
             out = model.run(inputs | features_as_taps(config, stacked))
         return out["draft_ids"].tolist()
@@ -133,7 +132,7 @@ def test_reduced_vocabulary_drafts_are_target_ids(weights, rank):
     reachable = set((torch.arange(48) + weights["dspark_redvocab"][1]["d2t"]).tolist())
     g = torch.Generator().manual_seed(2)
     features = torch.randn(20, 64, generator=g)
-    blocks = [Block(PAGES, anchor, 20, RINGS[0]) for anchor in (3, 50, 95)]
+    blocks = [Anchor(PAGES, anchor, 20, RINGS[0]) for anchor in (3, 50, 95)]
     inputs = pack_blocks(range(20), [Span(PAGES, 0, 20, RINGS[0])], blocks, LIMITS)
     found = model.run(inputs | features_as_taps(model.config, features))["draft_ids"]
     drafts = set(found.flatten().tolist())
@@ -157,7 +156,7 @@ def test_plain_dflash_is_a_dspark_of_rank_0(weights):
         model = load({"dspark": (plain | changes, tensors)}, "dspark", WINDOW_ANCHORED)
         g = torch.Generator().manual_seed(4)
         features = torch.randn(CONTEXT, len(model.config.taps) * 64, generator=g)
-        inputs = pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT)], [Block(PAGES, 7, CONTEXT)], LIMITS)
+        inputs = pack_blocks(range(CONTEXT), [Span(PAGES, 0, CONTEXT)], [Anchor(PAGES, 7, CONTEXT)], LIMITS)
         drafts.append(model.run(inputs | features_as_taps(model.config, features))["draft_ids"].tolist())
     assert drafts[0] == drafts[1] and len(drafts[0][0]) == 7
     assert model.config.kind == "dflash"

@@ -35,7 +35,7 @@ def converted(tmp_path_factory) -> Converted:
 
 def sampled(converted: Converted, name: str, **options) -> Model:
     config, tensors = converted(name)
-    return load(config, tensors, tree=model_of(config, sampled=True), **options)
+    return load(model_of(config, sampled=True), tensors, **options)
 
 
 def draw(model: Model, name: str, temperature: list[float], seed: int, blocks: list[int] | None = None) -> dict:

@@ -8,7 +8,7 @@ import random
 import pytest
 from support.models import ASSETS
 
-from glmspec.runtime.accept import Verdict
+from glmspec.runtime.accept import Accepted
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.request import LENGTH, STOP, Answer, Request, TokenLogprob
 from glmspec.runtime.sequence import Sequence
@@ -88,7 +88,7 @@ def test_end_token_in_a_fully_accepted_block_leaves_nothing_behind():
     sequence.cached = 1
     drafts = [7, 8, EOS, 9, 9]
     logprobs = tuple(TokenLogprob(-float(at), ()) for at in range(6))
-    delta = sequence.advance(1, drafts, Verdict(5, [*drafts, 9], logprobs))
+    delta = sequence.advance(1, drafts, Accepted(5, [*drafts, 9], logprobs))
     assert [one.logprob for one in delta.logprobs] == [0, -1, -2]
     assert delta.tokens == (7, 8, EOS)
     assert sequence.tokens == [5, 6, 7, 8, EOS]
@@ -102,11 +102,11 @@ def test_end_token_in_a_fully_accepted_block_leaves_nothing_behind():
 def test_a_verified_block_leaves_one_token_pending(accepted):
     """The next anchor. More would cost a step without drafts, fewer would skip a row."""
     sequence = Sequence(Request(prompt_ids=(5, 6, 7), max_tokens=50), ending(50), 53, SpecStats(3))
-    assert sequence.advance(3, [], Verdict(0, [8])).tokens == (8,)  # the prompt's own rows, and the first token
+    assert sequence.advance(3, [], Accepted(0, [8])).tokens == (8,)  # the prompt's own rows, and the first token
     assert (sequence.cached, sequence.pending) == (3, 1)
     truth = [9, 10, 11, 12]
     drafts = truth[:accepted] + [99] * (3 - accepted)
-    delta = sequence.advance(1, drafts, Verdict(accepted, truth[: accepted + 1]))
+    delta = sequence.advance(1, drafts, Accepted(accepted, truth[: accepted + 1]))
     assert delta.tokens == tuple(truth[: accepted + 1])
     assert (delta.accepted, delta.rejected) == (accepted, tuple(drafts[accepted:]))
     assert (sequence.cached, sequence.pending) == (4 + accepted, 1)
@@ -117,7 +117,7 @@ def test_cached_length_is_the_committed_length_after_a_cut():
     sequence = Sequence(Request(prompt_ids=(5, 6), max_tokens=50), ending(50), 52, SpecStats(5))
     sequence.cached = 1
     drafts = [7, 8, EOS, 9, 9]
-    sequence.advance(1, drafts, Verdict(5, [*drafts, 9]))
+    sequence.advance(1, drafts, Accepted(5, [*drafts, 9]))
     assert sequence.cached <= len(sequence.tokens)
 
 

@@ -71,8 +71,8 @@ def resident() -> int:
 def test_memory_is_flat():
     networks = (Greedy(CONFIG), Sampled(CONFIG), Logprobs(CONFIG), Rejection(CONFIG, DraftProbs(VOCAB, False)))
     net_config = NetworkConfig(compute="float32")
-    judges = {tree.name: Model(CONFIG, LIMITS, net_config, [{}], tree=tree) for tree in networks}
-    loop = SpeculativeLoop(Verifier(), Drafter(), Acceptance(judges, LIMITS), LIMITS)
+    loaded = {network.name: Model(network, LIMITS, net_config, [{}]) for network in networks}
+    loop = SpeculativeLoop(Verifier(), Drafter(), Acceptance(loaded, LIMITS), LIMITS)
     scheduler, added, steps, sizes = Scheduler(LIMITS, DRAFTS), 0, 0, []
     while steps < STEPS:
         while len(scheduler.running) + len(scheduler.waiting) < 3:

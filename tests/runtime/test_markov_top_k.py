@@ -33,7 +33,7 @@ def drafted(converted: Converted, name: str, top_k: int | None, regions: bool, n
     g = torch.Generator().manual_seed(1)
     uniform = torch.rand(3, config.num_drafts, generator=g)
     more = {"draft_temperature": torch.tensor([0.0, 0.6, 1.7]), "draft_uniform": uniform} if noise else {}
-    return draft(load(config, tensors, tree=tree, regions=regions), name, **more)
+    return draft(load(tree, tensors, regions=regions), name, **more)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,7 @@ from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.models.mtp import Mtp
+from glmspec.models.registry import model_of
 from glmspec.models.verifier import Verifier
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import WEIGHT
@@ -59,7 +60,7 @@ def load(checkpoint: Checkpoint, tree: type = Mtp, compute: str = "float32", **o
     config, net_config = checkpoint.config, checkpoint.net_config(compute)
     weights = [checkpoint.tensors(rank) for rank in range(net_config.mapping.tp)]
     made = Verifier(config, hidden=True) if tree is Verifier else Mtp(config)
-    return Model(config, TEXT, net_config, weights, tree=made, **options)
+    return Model(made, TEXT, net_config, weights, **options)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["ops", "layers"])
@@ -98,7 +99,7 @@ def test_the_verifier_gives_its_hidden_states_when_asked(oracle, prompts, conver
     step = pack_rows([Rows(Span(PAGES["a"], 0, LENGTH), ids, 7)], TEXT, LEAST_PAGES)
     asked = load(converted, Verifier, regions=regions).run(step)
     plain = Model(
-        converted.config, TEXT, NetworkConfig(compute="float32"), [converted.tensors(0)], regions=regions
+        model_of(converted.config), TEXT, NetworkConfig(compute="float32"), [converted.tensors(0)], regions=regions
     ).run(step)
     expected = hiddens(oracle, ids)
     assert (asked["hidden"] - expected).abs().max() / expected.abs().max() <= TOLERANCE
@@ -109,8 +110,8 @@ def test_the_verifier_gives_its_hidden_states_when_asked(oracle, prompts, conver
 
 def test_the_verifier_s_network_is_the_same_when_not_asked(converted):
     config, net_config, weights = converted.config, converted.net_config("float32"), [converted.tensors(0)]
-    default = Model(config, TEXT, net_config, weights)
-    assert Model(config, TEXT, net_config, weights, tree=Verifier(config)).network_sha256 == default.network_sha256
+    default = Model(model_of(config), TEXT, net_config, weights)
+    assert Model(Verifier(config), TEXT, net_config, weights).network_sha256 == default.network_sha256
     assert load(converted, Verifier).network_sha256 != default.network_sha256
     assert not any("layers.7." in spec.name for spec in default.contract.inputs)
 
@@ -244,7 +245,7 @@ def test_nvfp4_experts_equal_their_weights_dequantized(oracle, prompts, tmp_path
     hidden = hiddens(oracle, ids[:-1])
     found = trace(load(checkpoint, regions=regions), ids, hidden)
     config, plain = checkpoint.config, NetworkConfig(compute="float32")
-    model = Model(config, TEXT, plain, [checkpoint.load()], tree=Mtp(config), regions=regions)
+    model = Model(Mtp(config), TEXT, plain, [checkpoint.load()], regions=regions)
     for one, other in zip(found, trace(model, ids, hidden), strict=True):
         assert torch.equal(one["logits"], other["logits"])
         assert torch.equal(one["draft_hidden"], other["draft_hidden"])

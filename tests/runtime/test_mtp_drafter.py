@@ -28,7 +28,7 @@ from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
 from glmspec.runtime.model import Model
 from glmspec.runtime.noise import Noise
-from glmspec.runtime.propose import Drafts, Kept
+from glmspec.runtime.propose import Drafts, KeptRows
 from glmspec.runtime.propose_mtp import MtpDrafter
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
@@ -211,7 +211,7 @@ def models(tmp_path_factory) -> dict[bool, Model]:
     config, net_config = checkpoint.config, checkpoint.net_config("float32")
     trees = {sampled: Mtp(config, sampled=sampled) for sampled in (False, True)}
     return {
-        sampled: Model(config, TEXT, net_config, [checkpoint.tensors(0)], tree=tree, regions=sampled)
+        sampled: Model(tree, TEXT, net_config, [checkpoint.tensors(0)], regions=sampled)
         for sampled, tree in trees.items()
     }
 
@@ -223,7 +223,7 @@ def propose(drafter: MtpDrafter, step: Step, wanted: list[Running]) -> Drafts:
     """One step; before every kept run of rows lie two that were not."""
     junk, kept, parts, row = torch.full((2, step[0][0].states.shape[1]), 50.0), [], [], 0
     for sequence, start, count in step:
-        kept.append(Kept(sequence, row + 2, start, count))
+        kept.append(KeptRows(sequence, row + 2, start, count))
         parts += [junk, sequence.states[start : start + count]]
         row += 2 + count
     return drafter.propose({"hidden": torch.cat(parts)}, kept, wanted)
@@ -322,11 +322,11 @@ def test_drawn_drafts_beside_greedy_ones(folder, requests, plain, method):
     weights = engine.drafter.model.weights[0] | engine.verifier.weights[0]
     net_config = NetworkConfig(compute="float32")
     tree = Rejection(config, DraftProbs(config.vocab_size, False))
-    judges = {name: engine._load_judge(name) for name in engine.directory.acceptance}
-    judges["reject"] = Model(config, engine.limits, net_config, [{}], tree=tree)
-    module = Model(config, engine.limits, net_config, [weights], tree=Mtp(config, sampled=True))
+    networks = {name: engine._load_acceptance(name) for name in engine.directory.acceptance}
+    networks["reject"] = Model(tree, engine.limits, net_config, [{}])
+    module = Model(Mtp(config, sampled=True), engine.limits, net_config, [weights])
     engine.drafter = engine.loop.drafter = MtpDrafter(module, engine.limits, 3)
-    engine.loop.acceptance = Acceptance(judges, engine.limits, method)
+    engine.loop.acceptance = Acceptance(networks, engine.limits, method)
     hot = Sampling(temperature=0.5, seed=3)
     mixed = [replace(one, sampling=hot) if at % 2 else one for at, one in enumerate(requests)]
     jobs = answer_all(engine, mixed)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from glmspec.network.limits import EngineLimits
-from glmspec.runtime.pack import Block, Rows, pack_blocks, pack_rows
+from glmspec.runtime.pack import Anchor, Rows, pack_blocks, pack_rows
 from glmspec.runtime.pages import NULL_PAGE, Span, ring_write_plan, write_plan
 
 LIMITS = EngineLimits(
@@ -88,7 +88,7 @@ def test_blocks_equal_a_loop(seed):
     rng, batch = random_batch(seed)
     kept = [rows.span for rows in batch]
     kept_rows = [rng.randrange(80) for span in kept for _ in range(span.count)]
-    blocks = [Block(span.pages, rng.randrange(1000), rng.randrange(60)) for span in kept[: rng.randint(1, 4)]]
+    blocks = [Anchor(span.pages, rng.randrange(1000), rng.randrange(60)) for span in kept[: rng.randint(1, 4)]]
     found = pack_blocks(kept_rows, kept, blocks, LIMITS)
     assert found["context_rows"].tolist() == kept_rows
     expected = [span.start + at for span in kept for at in range(span.count)]
@@ -106,7 +106,7 @@ def test_sequences_that_have_rings_give_the_inputs_of_sliding_layers():
     """A window of 8 rows in pages of 4: three pages a ring."""
     rings = [[3, 1, 2], [6, 5, 4]]
     kept = [Span([9, 8, 7, 6, 5], 0, 18, rings[0]), Span([4], 0, 2, rings[1])]
-    blocks = [Block(span.pages, 11, span.start + span.count, span.ring) for span in kept]
+    blocks = [Anchor(span.pages, 11, span.start + span.count, span.ring) for span in kept]
     found = pack_blocks(range(20), kept, blocks, LIMITS)
     for name, array in ring_write_plan(kept, LIMITS.page_size, 1 + 4 * 3).items():
         assert found[name].tolist() == array.tolist()

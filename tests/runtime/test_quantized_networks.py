@@ -17,6 +17,7 @@ from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES, Recipe, Rule
 from glmspec.models.layers.quantized import rounded
+from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
 from glmspec.network.graph import Network
@@ -88,7 +89,7 @@ def converted(kind: Kind, activations: Activations, out):
 
 
 def logits(checkpoint, net_config: NetworkConfig, weights, step, **options) -> torch.Tensor:
-    return Model(checkpoint.config, TEXT, net_config, weights, **options).run(step)["logits"].float()
+    return Model(model_of(checkpoint.config), TEXT, net_config, weights, **options).run(step)["logits"].float()
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -16,7 +16,7 @@ from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.network.trt import backend
 from glmspec.runtime.model import Model
-from glmspec.runtime.pack import Block, pack_blocks
+from glmspec.runtime.pack import Anchor, pack_blocks
 from glmspec.runtime.pages import PagePool, Span
 
 FLOAT32 = NetworkConfig(compute="float32")
@@ -99,7 +99,7 @@ class Growth:
         out = []
         for model, ringed in ((self.ring, True), (self.whole, False)):
             spans = [Span(one.pages, start, count, one.ring * ringed) for one, start, count in grow]
-            blocks = [Block(one.pages, 7, one.length, one.ring * ringed) for one in drafting]
+            blocks = [Anchor(one.pages, 7, one.length, one.ring * ringed) for one in drafting]
             inputs = pack_blocks(range(len(features)), spans, blocks, LIMITS)
             out.append(model.run(inputs | features_as_taps(model.config, features)))
         for name in ("draft_ids", "scores"):
@@ -113,9 +113,9 @@ def test_a_ring_drafts_what_whole_contexts_do(weights, kind, window, convention)
     """Windows in a page, on its edges, longer than any context; chunks longer than the ring; pages used again."""
     config, tensors = config_of(weights, kind, window, convention, KINDS[kind]), [weights[kind][1]]
     options = {"regions": window not in (8, 40)}  # there every layer, else ops
-    ring = Model(config, LIMITS, FLOAT32, tensors, **options)
+    ring = Model(model_of(config), LIMITS, FLOAT32, tensors, **options)
     with whole_contexts():
-        whole = Model(config, LIMITS, FLOAT32, tensors, **options)
+        whole = Model(model_of(config), LIMITS, FLOAT32, tensors, **options)
     assert (ring.ring_pages, whole.ring_pages) == (min(-(-window // 8) + 1, 12), 0)
     growth = Growth(ring, whole, seed=window)
     for _ in range(12):

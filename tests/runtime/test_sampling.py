@@ -15,7 +15,7 @@ from support.models import ASSETS
 
 from glmspec.core.errors import RequestError
 from glmspec.network.limits import EngineLimits
-from glmspec.runtime.accept import Acceptance, Ballot
+from glmspec.runtime.accept import Acceptance, DraftBlock
 from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
@@ -125,13 +125,13 @@ def test_the_next_token_has_the_law_of_the_verifier_s_logits(engines, requests):
     probs[keep] = z[keep].softmax(0)
     counts = torch.zeros_like(probs)
     for start in range(0, seeds, 1000):
-        ballots = []
+        blocks = []
         for seed in range(start, start + 1000):
             seeded = replace(request, sampling=Sampling(temperature=3.0, top_p=0.95, seed=seed))
-            ballots.append(Ballot(Sequence(seeded, None, 0, SpecStats(0)), ()))
+            blocks.append(DraftBlock(Sequence(seeded, None, 0, SpecStats(0)), ()))
         logits = {"logits": seen["out"]["logits"][:1].expand(1000, -1)}
-        verdicts = engine.loop.acceptance.judge(logits, ballots, {})
-        counts += torch.bincount(torch.tensor([one.tokens[0] for one in verdicts]), minlength=len(probs))
+        accepted = engine.loop.acceptance.accept(logits, blocks, {})
+        counts += torch.bincount(torch.tensor([one.tokens[0] for one in accepted]), minlength=len(probs))
     assert counts[probs == 0].sum() == 0
     some = probs * seeds > 5
     chi = ((counts[some] - probs[some] * seeds) ** 2 / (probs[some] * seeds)).sum()
@@ -178,7 +178,7 @@ def test_entries_of_each_row_see_the_drafts_before_it():
         bad_words=((3, 4), (7,)), min_tokens=3,
     )  # fmt: skip
     one = Adjustments(sampling, [1, 1, 2], {0})
-    one.tell([3])
+    one.append([3])
     rows = one.rows([4, 4])
     values = [{int(t): (float(b), float(f), float(a)) for t, b, f, a in zip(r.tokens, r.before, r.factor, r.after, strict=True)} for r in rows]  # fmt: skip  # noqa: E501
     inf = float("inf")
@@ -186,7 +186,7 @@ def test_entries_of_each_row_see_the_drafts_before_it():
     assert values[0] == common | {0: (-inf, 1, 0), 4: (-inf, 1, 0)}
     assert values[1] == common | {0: (-inf, 1, 0), 4: (0, 2, -0.75)}
     assert values[2] == common | {4: (0, 2, -1.25)}
-    one.tell([4, 4])
+    one.append([4, 4])
     assert [one.rows([])[0].tokens.tolist()] == [rows[2].tokens.tolist()]
 
 
@@ -194,7 +194,7 @@ def test_bad_words_begin_in_the_answer():
     """Their lead in the prompt does not count, in the answer or in drafts it does."""
     one = Adjustments(Sampling(bad_words=((3, 4),)), [3], ())
     assert [row.tokens.tolist() for row in one.rows([3, 5])] == [[], [4], []]
-    one.tell([3])
+    one.append([3])
     assert [row.tokens.tolist() for row in one.rows([5])] == [[4], []]
 
 
@@ -232,8 +232,12 @@ def test_every_number_has_its_own_use():
         Sequence(Request(prompt_ids=(1,) * (5 + at), max_tokens=9, sampling=one), None, 20, SpecStats(3))
         for at, one in enumerate(settings)
     ]
-    ballots = [Ballot(sequences[0], (7, 8), (0, 1)), Ballot(sequences[1], (9,), (3,)), Ballot(sequences[2], ())]
-    acceptance.judge({"logits": torch.zeros(6, 60)}, ballots, {"q": torch.zeros(9, 60)})
+    blocks = [
+        DraftBlock(sequences[0], (7, 8), (0, 1)),
+        DraftBlock(sequences[1], (9,), (3,)),
+        DraftBlock(sequences[2], ()),
+    ]
+    acceptance.accept({"logits": torch.zeros(6, 60)}, blocks, {"q": torch.zeros(9, 60)})
     given = network.inputs
     _, accepting, last = Noise(3).block(4, 2)
     assert given["uniform"] == [*accepting.tolist(), 0, 0, 0, 0]

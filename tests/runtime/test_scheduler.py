@@ -7,10 +7,10 @@ import random
 import pytest
 
 from glmspec.network.limits import EngineLimits
-from glmspec.runtime.accept import Verdict
+from glmspec.runtime.accept import Accepted
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.request import LENGTH, Delta, Request
-from glmspec.runtime.scheduler import Scheduler, Turn
+from glmspec.runtime.scheduler import Scheduler, Share
 from glmspec.runtime.sequence import Sequence
 from glmspec.runtime.stats import SpecStats
 
@@ -38,25 +38,25 @@ def add(one: Scheduler, prompt: int, answer: int, speculate: bool = True, reach:
     return sequence
 
 
-def step(one: Scheduler, accept: random.Random | None = None) -> list[tuple[Turn, Delta | None]]:
+def step(one: Scheduler, accept: random.Random | None = None) -> list[tuple[Share, Delta | None]]:
     """One step in which the verifier says 7 and a draft is right by chance (always, without a generator)."""
-    turns = one.plan()
-    check(one, turns)
+    shares = one.plan()
+    check(one, shares)
     done = []
-    for turn in turns:
-        drafts = [7 if accept is None or accept.random() < 0.6 else 8 for _ in range(turn.drafts)]
+    for share in shares:
+        drafts = [7 if accept is None or accept.random() < 0.6 else 8 for _ in range(share.drafts)]
         accepted = (*drafts, 8).index(8)
-        verdict = Verdict(accepted, [7] * (accepted + 1)) if turn.completes else None
-        done.append((turn, turn.sequence.advance(turn.tokens, drafts, verdict)))
+        accepted_block = Accepted(accepted, [7] * (accepted + 1)) if share.completes else None
+        done.append((share, share.sequence.advance(share.tokens, drafts, accepted_block)))
     one.retire()
     return done
 
 
-def check(one: Scheduler, turns: list[Turn]) -> None:
+def check(one: Scheduler, shares: list[Share]) -> None:
     """What holds for every plan."""
     limits = one.limits
-    assert sum(turn.tokens + turn.drafts for turn in turns) <= limits.max_num_batched_tokens
-    assert len({id(turn.sequence) for turn in turns}) == len(turns) <= len(one.running) <= limits.max_num_seqs
+    assert sum(share.tokens + share.drafts for share in shares) <= limits.max_num_batched_tokens
+    assert len({id(share.sequence) for share in shares}) == len(shares) <= len(one.running) <= limits.max_num_seqs
     owned = [page for sequence in one.running for page in sequence.pages]
     assert len(set(owned)) == len(owned)
     assert one.pool.free + len(owned) == limits.num_pages - 1
@@ -64,14 +64,14 @@ def check(one: Scheduler, turns: list[Turn]) -> None:
     assert len(set(rings)) == len(rings) == RING_PAGES * len(one.running)
     assert set(rings) <= set(range(1, 1 + RING_PAGES * limits.max_num_seqs))
     assert all(not sequence.ring for sequence in one.waiting)
-    for turn in turns:
-        sequence = turn.sequence
-        assert 1 <= turn.tokens <= sequence.pending
-        assert turn.completes == (turn.tokens == sequence.pending)
-        assert turn.drafts <= one.num_drafts and (not turn.drafts or turn.completes)
-        last = sequence.cached + turn.tokens + turn.drafts
+    for share in shares:
+        sequence = share.sequence
+        assert 1 <= share.tokens <= sequence.pending
+        assert share.completes == (share.tokens == sequence.pending)
+        assert share.drafts <= one.num_drafts and (not share.drafts or share.completes)
+        last = sequence.cached + share.tokens + share.drafts
         assert last <= len(sequence.pages) * limits.page_size  # every row has a place
-        assert last <= sequence.most_tokens
+        assert last <= sequence.max_tokens
 
 
 def run_out(one: Scheduler, steps: int = 1000) -> None:
@@ -96,9 +96,9 @@ def test_a_sequence_may_take_every_page():
 def test_a_prompt_longer_than_the_step_is_split():
     one = scheduler(batched=40)
     sequence = add(one, prompt=100, answer=1)
-    turns = [step(one)[0] for _ in range(3)]
-    assert [(turn.tokens, turn.completes) for turn, _ in turns] == [(40, False), (40, False), (20, True)]
-    assert [delta is None for _, delta in turns] == [True, True, False]
+    shares = [step(one)[0] for _ in range(3)]
+    assert [(share.tokens, share.completes) for share, _ in shares] == [(40, False), (40, False), (20, True)]
+    assert [delta is None for _, delta in shares] == [True, True, False]
     assert sequence.finish_reason == LENGTH
     assert one.plan() == []
 
@@ -106,8 +106,8 @@ def test_a_prompt_longer_than_the_step_is_split():
 def test_prompts_share_a_step_oldest_first():
     one = scheduler(batched=40)
     first, second, third = (add(one, prompt=30, answer=5) for _ in range(3))
-    assert [(turn.sequence, turn.tokens) for turn, _ in step(one)] == [(first, 30), (second, 10)]
-    assert [(turn.sequence, turn.tokens) for turn, _ in step(one)] == [(first, 1), (second, 20), (third, 16)]
+    assert [(share.sequence, share.tokens) for share, _ in step(one)] == [(first, 30), (second, 10)]
+    assert [(share.sequence, share.tokens) for share, _ in step(one)] == [(first, 1), (second, 20), (third, 16)]
 
 
 def test_no_more_than_max_num_seqs_run_and_the_rest_wait_their_turn():
@@ -118,7 +118,7 @@ def test_no_more_than_max_num_seqs_run_and_the_rest_wait_their_turn():
     assert [sequence.pages == [] for sequence in sequences] == [False, False, True, True, True]
     finished = []
     while one.running or one.waiting:
-        finished += [turn.sequence for turn, _ in step(one) if turn.sequence.finished]
+        finished += [share.sequence for share, _ in step(one) if share.sequence.finished]
     assert finished == sequences
 
 
@@ -130,7 +130,7 @@ def test_a_long_answer_gets_its_turn_while_a_prompt_arrives_every_step():
     came = {}
     for now in range(25):
         came[add(one, prompt=16, answer=1)] = now
-        done = {turn.sequence: delta for turn, delta in step(one)}
+        done = {share.sequence: delta for share, delta in step(one)}
         assert done[long] is not None, "the long answer gained nothing in this step"
         for sequence in done:
             if sequence is not long and sequence.finished:
@@ -148,9 +148,9 @@ def test_a_prompt_moves_on_beside_answers_that_fill_the_step(extra):
     late = add(one, prompt=30, answer=1)
     for _ in range(-(-30 // (1 + DRAFTS + extra))):
         assert not late.finished
-        done = {turn.sequence: turn for turn, _ in step(one)}
+        done = {share.sequence: share for share, _ in step(one)}
         assert len(done) == 4
-        assert sum(turn.drafts for turn in done.values()) == 3 * DRAFTS  # nobody's block was cut
+        assert sum(share.drafts for share in done.values()) == 3 * DRAFTS  # nobody's block was cut
     assert late.finished
 
 
@@ -203,7 +203,7 @@ def test_an_aborted_sequence_has_no_turn_and_the_next_takes_its_place():
     first, second = add(one, prompt=3, answer=9), add(one, prompt=3, answer=9)
     step(one)
     one.abort(first)
-    assert [turn.sequence for turn, _ in step(one)] == [second]
+    assert [share.sequence for share, _ in step(one)] == [second]
 
 
 def test_blocks_of_every_length_in_one_step():
@@ -212,8 +212,8 @@ def test_blocks_of_every_length_in_one_step():
     full, short, none = add(one, 2, 50), add(one, 2, 4), add(one, 2, 50, speculate=False)
     step(one)  # each has its first token: `short` may gain three more, the last of them from the verifier
     prompt = add(one, 90, 5)
-    turns = {turn.sequence: (turn.tokens, turn.drafts, turn.completes) for turn in one.plan()}
-    assert turns == {full: (1, 4, True), short: (1, 2, True), none: (1, 0, True), prompt: (51, 0, False)}
+    shares = {share.sequence: (share.tokens, share.drafts, share.completes) for share in one.plan()}
+    assert shares == {full: (1, 4, True), short: (1, 2, True), none: (1, 0, True), prompt: (51, 0, False)}
 
 
 def test_a_step_without_drafts_still_yields_a_token():
@@ -229,7 +229,7 @@ def test_the_drafter_stays_silent_beyond_its_reach():
     sequence, drafts = add(one, prompt=10, answer=30, reach=20), []
     assert not sequence.beyond_reach
     while not sequence.finished:
-        drafts += [(len(turn.sequence.tokens), turn.drafts) for turn in one.plan()]
+        drafts += [(len(share.sequence.tokens), share.drafts) for share in one.plan()]
         step(one)
     assert [many for length, many in drafts if length + DRAFTS > 20] == [0] * sum(n + DRAFTS > 20 for n, _ in drafts)
     assert any(many == DRAFTS for _, many in drafts)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.models import ASSETS, GOLDENS, reference_verifier, stable_topk, whole_contexts
 
+from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import CACHE
 from glmspec.runtime.engine import Engine
@@ -193,7 +194,7 @@ def test_rings_draft_what_whole_contexts_do(tiny_engines, requests, plain, draft
     config = ringed.drafter.model.config
     assert config.sliding_window == 64 and ringed.drafter.ring_pages == 5
     with whole_contexts():
-        model = Model(config, whole.limits, NetworkConfig(compute="float32"), whole.drafter.model.weights)
+        model = Model(model_of(config), whole.limits, NetworkConfig(compute="float32"), whole.drafter.model.weights)
     whole.loop.drafter, whole.scheduler.ring_pages = BlockDrafter(model, whole.limits), 0
     histograms = []
     for engine in (ringed, whole):

@@ -16,6 +16,7 @@ from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.core.errors import GlmspecError, NetworkError
 from glmspec.core.progress import Progress
+from glmspec.models.registry import model_of
 from glmspec.network import ops
 from glmspec.network.config import NetworkConfig
 from glmspec.network.reader import read
@@ -43,7 +44,7 @@ def load(folder, mapping: Mapping, **options) -> Model:
     out = folder / f"tp{mapping.tp}ep{mapping.ep}"
     checkpoint = plan_conversion(folder / "hf", ConvertOptions(RECIPES["auto"], mapping)).write(out)
     tensors = [checkpoint.tensors(rank) for rank in range(mapping.tp)]
-    return Model(checkpoint.config, LIMITS, checkpoint.net_config("float32"), tensors, taps=(0, 3, 6), **options)
+    return Model(model_of(checkpoint.config, (0, 3, 6)), LIMITS, checkpoint.net_config("float32"), tensors, **options)
 
 
 def steps() -> list[dict[str, torch.Tensor]]:

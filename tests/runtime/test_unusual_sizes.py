@@ -19,7 +19,7 @@ from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError
 from glmspec.models.configs.drafter import Convolution, DrafterConfig, MarkovHeadConfig, Selector
 from glmspec.models.registry import checkpoint_specs, model_of
-from glmspec.runtime.pack import Block, Rows, pack_blocks, pack_rows
+from glmspec.runtime.pack import Anchor, Rows, pack_blocks, pack_rows
 from glmspec.runtime.pages import Span
 
 FEW = dict(num_hidden_layers=3, indexer_types=["full", "shared", "full"], first_k_dense_replace=1)
@@ -112,16 +112,14 @@ def test_a_drafter_s_ops_equal_its_layers(converted, name, changes, sampled):
     features = torch.randn(24, len(config.taps) * config.hidden_size, generator=torch.Generator().manual_seed(5))
     positions = [3, 9, 17]
     kept = [Span(PAGES[at], 0, positions[at], RINGS[at]) for at in range(3)]
-    blocks = [Block(PAGES[at], 3 + at, positions[at], RINGS[at]) for at in range(3)]
+    blocks = [Anchor(PAGES[at], 3 + at, positions[at], RINGS[at]) for at in range(3)]
     rows = [row for span in kept for row in range(span.count)]
     inputs = pack_blocks(rows, kept, blocks, DRAFTER_LIMITS) | features_as_taps(config, features)
     if sampled:
         drawn = torch.rand(3, config.num_drafts, generator=torch.Generator().manual_seed(9))
         inputs |= {"draft_temperature": torch.tensor([0.0, 1.0, 0.7]), "draft_uniform": drawn}
     tree = model_of(config, sampled=sampled)
-    ops, layers = (
-        load(config, random_weights(config), tree=tree, regions=regions).run(inputs) for regions in (True, False)
-    )
+    ops, layers = (load(tree, random_weights(config), regions=regions).run(inputs) for regions in (True, False))
     assert ops.keys() == layers.keys()
     for key, tensor in ops.items():
         torch.testing.assert_close(tensor, layers[key], rtol=1e-4, atol=1e-4)

@@ -11,10 +11,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.network_model import NetworkModel
+from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
-from glmspec.runtime.pack import Block, pack_blocks
+from glmspec.runtime.pack import Anchor, pack_blocks
 from glmspec.runtime.pages import Span
 from support.models import DATA, convert_and_load, features_as_taps, write_checkpoint
 
@@ -49,8 +51,10 @@ def golden(name: str, key: str) -> torch.Tensor:
     return TENSORS[f"{name}/{key}"]
 
 
-def load(config: DrafterConfig, tensors: dict[str, torch.Tensor], **options: Any) -> Model:
-    return Model(config, LIMITS, NetworkConfig(compute="float32"), [tensors], **options)
+def load(model: NetworkModel | DrafterConfig, tensors: dict[str, torch.Tensor], **options: Any) -> Model:
+    """A drafter on the reference executor, float32; of a config, the one that drafts greedily."""
+    model = model_of(model) if isinstance(model, DrafterConfig) else model
+    return Model(model, LIMITS, NetworkConfig(compute="float32"), [tensors], **options)
 
 
 def draft(model: Model, name: str, blocks: list[int] | None = None, **more: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -60,7 +64,7 @@ def draft(model: Model, name: str, blocks: list[int] | None = None, **more: torc
     wanted = range(len(anchors)) if blocks is None else blocks
     kept = [Span(PAGES[at], 0, positions[at], RINGS[at]) for at in sorted(set(wanted))]
     rows = [row for span in kept for row in range(span.count)]
-    drafted = [Block(PAGES[at], anchors[at], positions[at], RINGS[at]) for at in wanted]
+    drafted = [Anchor(PAGES[at], anchors[at], positions[at], RINGS[at]) for at in wanted]
     taps = features_as_taps(config, TENSORS[f"features/{len(config.taps) * config.hidden_size}"])
     return model.run(pack_blocks(rows, kept, drafted, LIMITS) | taps | more)
 

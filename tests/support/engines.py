@@ -33,9 +33,9 @@ def keep_networks(kept: dict[str, tuple[Any, Any]], patch: pytest.MonkeyPatch) -
         graph = next((graph for net, graph in kept.values() if net.definition is definition), None)
         return graph or read_now(definition, backend)
 
-    def load_or_find(*arguments: Any, tree: Any, network_sha256: str, **options: Any) -> Any:
-        once = _Tree(tree, kept.get(network_sha256, [None])[0])
-        made = load(*arguments, tree=once, network_sha256=network_sha256, **options)
+    def load_or_find(network: Any, *arguments: Any, network_sha256: str, **options: Any) -> Any:
+        once = _Tree(network, kept.get(network_sha256, [None])[0])
+        made = load(once, *arguments, network_sha256=network_sha256, **options)
         kept[network_sha256] = (once.net, made.executor.graph)
         return made
 

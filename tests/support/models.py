@@ -20,6 +20,7 @@ from glmspec.convert.storage import weights_of
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.dflash import BlockAttention
 from glmspec.models.layers.paged import WHOLE
+from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.model import Model
@@ -144,10 +145,12 @@ def whole_contexts() -> Iterator[None]:
         BlockAttention.__init__ = made
 
 
-def load_verifier(folder: Path, out: Path, limits: EngineLimits = LIMITS, **options: Any) -> Model:
+def load_verifier(
+    folder: Path, out: Path, limits: EngineLimits = LIMITS, taps: tuple[int, ...] = (), **options: Any
+) -> Model:
     """A verifier on the reference executor, float32."""
     checkpoint, weights = convert_and_load(folder, out)
-    return Model(checkpoint.config, limits, NetworkConfig(compute="float32"), [weights], **options)
+    return Model(model_of(checkpoint.config, taps), limits, NetworkConfig(compute="float32"), [weights], **options)
 
 
 def edit_checkpoint(source: Path, out: Path, *, config: dict | None = None, drop=(), add: dict | None = None) -> Path:
