@@ -60,7 +60,7 @@ class Row:
 
 
 def find_glmspec() -> None:
-    """Let `glmspec.*` be imported from this checkout, installed or not, and `kernel_checks` however this was started."""
+    """Let `glmspec.*` be imported from this checkout, installed or not; `kernel_checks` too."""
     sys.path.insert(0, str(ROOT / "scripts"))
     package = types.ModuleType("glmspec")
     package.__path__ = [str(ROOT)]
