@@ -2,6 +2,8 @@
 
 TensorRT's top-k leaves ties undefined; greedy decoding must not (verifier, drafter and every
 tensor-parallel rank have to agree).
+
+Legend: N rows, V columns (a vocabulary), Z splits of a row.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ y[i] = sum over taps t of (base[t] + delta[i, t, group of the column]) * x[i - t
 residual where one is given. A block has two kernels, one for each side of a sublayer; delta is computed per row from
 the sublayer's input, by the caller.
 
-Legend: B blocks, R rows of a block, T taps, D columns, U groups of D / U columns, 2 sides.
+Legend: B blocks, R rows of a block, T taps, D columns, U groups of W = D / U columns, 2 sides,
+Z = 2 * T taps of both sides.
 """
 
 from __future__ import annotations

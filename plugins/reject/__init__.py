@@ -1,6 +1,6 @@
 """Speculative rejection sampling: drafts drawn from q become tokens drawn from p, whatever q is.
 
-Two ways to verify a block of drafts x_1 .. x_n, with p_i and q_i the laws at the place of x_i:
+Two ways to verify a block of drafts x_1 .. x_n, with p_i and q_i the probs at the place of x_i:
 
     standard   x_i stands, after all before it, with chance min(1, p_i(x_i) / q_i(x_i))
     block      c_i = min(c_{i-1} p_i(x_i) / q_i(x_i), 1), c_0 = 1; the largest i with u_i < h_i stands, where
@@ -10,10 +10,10 @@ Two ways to verify a block of drafts x_1 .. x_n, with p_i and q_i the laws at th
 After t accepted drafts one token is drawn from max(w p_{t+1} - q_{t+1}, 0), w = 1 (standard) or c_t (block), or from
 p_{t+1} when t = n. q is given by candidates: K tokens a draft and their chances, all others 0; or whole.
 
-The laws p are those of `target_probs`, from logits and four settings a row.
+The probs p are those of `target_probs`, from logits and four settings a row.
 
 Legend: R rows, V vocabulary, B blocks, Q most rows of a block (the anchor's and its drafts'), Z rows of q, K
-candidates.
+candidates, S splits of a vocabulary.
 """
 
 from __future__ import annotations

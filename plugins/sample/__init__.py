@@ -1,8 +1,14 @@
-"""A token drawn for every row from its law: logits, temperature, top-k, top-p, min-p and one uniform number to a token.
+"""A token drawn for every row from its probs: logits, temperature, top-k, top-p, min-p and one uniform number to a token.
 
-The law is `target_probs`'s and the draw is `draw`'s.
+The probs are `target_probs`'s and the draw is `draw`'s.
 
-Legend: R rows, V vocabulary.
+`sample` and `reject` begin at the logits, so that no kernel writes p. One launch finds the least logit that stays of
+every row (rows that nothing narrows end at once), one reads the logits once and leaves a maximum and a sum for each
+split of the vocabulary, and what draws looks into one split. A residual of `reject` needs no pass where q has
+candidates: p sums to one, so its mass is 1 less the candidates' shares. A dense q costs one more pass, over the columns
+of its drafts.
+
+Legend: R rows, V vocabulary, S splits of it.
 """
 
 from __future__ import annotations

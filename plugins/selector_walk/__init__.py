@@ -4,7 +4,8 @@ score(c) = unary[c] + <pred[previous] * (W_h h_row), succ[c]> over the row's top
 first, then the chosen token: the best (the lowest id wins a tie, of logits and of scores), or one drawn from
 softmax(score / T).
 
-Legend: B blocks, J drafts, V draft vocabulary, K candidates, A rank of the selector.
+Legend: B blocks, J drafts, V draft vocabulary, K candidates, A rank of the selector, C tokens of the verifier,
+N = Z = B * J rows, G groups of a row's columns.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def reference(
     logits_BJV: torch.Tensor,
     projected_BJA: torch.Tensor,
     anchor_B: torch.Tensor,
-    pred_TA: torch.Tensor,
+    pred_CA: torch.Tensor,
     succ_VA: torch.Tensor,
     *others: torch.Tensor,
     k: int,
@@ -50,7 +51,7 @@ def reference(
     previous_B = anchor_B
     ids, scores, ahead, probs = [], [], [], []
     for step in range(steps):
-        query_BA1 = (torch.nn.functional.embedding(previous_B, pred_TA) * projected_BJA[:, step]).unsqueeze(2)
+        query_BA1 = (torch.nn.functional.embedding(previous_B, pred_CA) * projected_BJA[:, step]).unsqueeze(2)
         score_BK = unary_BJK[:, step] + torch.bmm(succ_BJKA[:, step], query_BA1).squeeze(2)
         best_B1, id_BK = score_BK.amax(-1, keepdim=True), candidate_BJK[:, step]
         previous_B = torch.where(score_BK == best_B1, id_BK, _NO_ID).amin(-1)
@@ -81,7 +82,7 @@ def native(
     logits_BJV: Tensor,
     projected_BJA: Tensor,
     anchor_B: Tensor,
-    pred_TA: Tensor,
+    pred_CA: Tensor,
     succ_VA: Tensor,
     *,
     k: int,
@@ -89,8 +90,8 @@ def native(
 ) -> Walk:
     """The walk of `reference`. others: its `given` tensors, by name."""
     other = {name: tensor for name, tensor in others.items() if tensor is not None}
-    net, (steps, vocab), rank = logits_BJV.net, logits_BJV.shape[1:], pred_TA.shape[1]
-    inputs = [logits_BJV, projected_BJA, anchor_B, pred_TA, succ_VA, *other.values()]
+    net, (steps, vocab), rank = logits_BJV.net, logits_BJV.shape[1:], pred_CA.shape[1]
+    inputs = [logits_BJV, projected_BJA, anchor_B, pred_CA, succ_VA, *other.values()]
     with net.region("selector_walk", inputs, {"k": k, "given": list(other)}) as outputs:
         if not outputs:
             rows_ZV = ops.cast(ops.reshape(logits_BJV, (-1, vocab)), "float32")
@@ -103,7 +104,7 @@ def native(
             ids, scores, ahead, probs = [], [], [], []
             for step in range(steps):
                 projected_BA = ops.reshape(ops.narrow(projected_BJA, 1, step, 1), (-1, rank))
-                query_B1A = ops.reshape(ops.gather(pred_TA, previous_B) * projected_BA, (0, 1, rank))
+                query_B1A = ops.reshape(ops.gather(pred_CA, previous_B) * projected_BA, (0, 1, rank))
                 succ_BKA = ops.reshape(ops.narrow(succ_BJKA, 1, step, 1), (-1, k, rank))
                 edge_BK = ops.reshape(ops.matmul(query_B1A, succ_BKA, transpose_b=True), (-1, k))
                 score_BK = ops.reshape(ops.narrow(unary_BJK, 1, step, 1), (-1, k)) + edge_BK
