@@ -1,4 +1,4 @@
-"""A token drawn for every row from its probs: logits, temperature, top-k, top-p, min-p and one uniform number to a token.
+"""A token drawn for every row from its probs: logits, temperature, top-k, top-p, min-p and a uniform number to a token.
 
 The probs are `target_probs`'s and the draw is `draw`'s.
 

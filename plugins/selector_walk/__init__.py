@@ -5,7 +5,7 @@ first, then the chosen token: the best (the lowest id wins a tie, of logits and 
 softmax(score / T).
 
 Legend: B blocks, J drafts, V draft vocabulary, K candidates, A rank of the selector, C tokens of the verifier,
-N = Z = B * J rows, G groups of a row's columns.
+N drafts of all blocks, Z the same, G groups of a row's columns.
 """
 
 from __future__ import annotations
