@@ -26,8 +26,17 @@ class Entries:
     after: np.ndarray
 
 
+UNCHANGED = Entries(
+    np.zeros(1, dtype=np.int64),
+    before=np.zeros(1, dtype=np.float32),
+    factor=np.ones(1, dtype=np.float32),
+    after=np.zeros(1, dtype=np.float32),
+)
+
+
 class Adjustments:
-    """Knows the answer so far. end_ids: tokens that end it, forbidden for the first `min_tokens`."""
+    """What a request adjusts, given its answer so far. end_ids: tokens that end it, forbidden for the first
+    `min_tokens`."""
 
     def __init__(self, sampling: Sampling, prompt_ids: Sequence[int], end_ids: Collection[int]) -> None:
         self._sampling = sampling

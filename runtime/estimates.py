@@ -62,7 +62,7 @@ class Confidence:
 
 
 class Margins:
-    """Chances sigmoid(w_k * min(margin, MARGIN_MOST) + b_k) at position k, refit to the newest observations every
+    """Chances sigmoid(w_k * min(margin, MAX_MARGIN) + b_k) at position k, refit to the newest observations every
     REFIT_STEPS steps, earlier at first. The step after a refit explores: what is never verified is never learned."""
 
     def __init__(self, drafts: int) -> None:
@@ -153,9 +153,9 @@ def read_temperatures(path: Path) -> tuple[float, ...]:
     """From JSON, {"temperatures": [one a position]}. Raises `ConfigError` for anything else."""
     fields = Fields(read_json(path), str(path))
     values = fields.values.get("temperatures")
-    if not isinstance(values, list) or not all(_positive(one) for one in values):
+    if not isinstance(values, list) or not all(map(_positive, values)):
         fields.fail("temperatures", "a list of positive numbers, one a position")
-    return tuple(float(one) for one in values)
+    return tuple(map(float, values))
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:

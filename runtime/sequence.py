@@ -14,8 +14,8 @@ from glmspec.runtime.stats import SpecStats
 
 @dataclass(frozen=True)
 class Accepted:
-    """What the verifier takes of a block. count: of its drafts. tokens: those drafts and one more. logprobs: of each
-    token, when the request wants them."""
+    """The outcome of verifying a block. count: how many of its drafts are accepted. tokens: those drafts and the one
+    that follows. logprobs: of each token, when the request wants them."""
 
     count: int
     tokens: list[int]
@@ -79,18 +79,18 @@ class Sequence:
         """True once the drafter has fallen silent because the sequence is longer than it knows."""
         return self.request.speculate and self.stats.num_spec_tokens > 0 and not self.may_draft
 
-    def drafts_wanted(self, most: int) -> int:
-        """Drafts worth verifying next: none before the first token of the answer, none past what the answer may still
-        hold. most: drafts in a block."""
+    def max_drafts(self, num_drafts: int) -> int:
+        """How many drafts may be verified next: none before the first token of the answer, none past what the answer
+        may still hold. num_drafts: of a block."""
         if self.pending != 1 or len(self.tokens) == len(self.request.prompt_ids) or not self.may_draft:
             return 0
-        return max(0, min(most, self.max_tokens - len(self.tokens) - 1))
+        return max(0, min(num_drafts, self.max_tokens - len(self.tokens) - 1))
 
-    def advance(self, ran: int, drafts: abc.Sequence[int], accepted: Accepted | None) -> Delta | None:
-        """Account for a verified run of rows. ran: pending tokens among them. drafts: those that followed.
+    def advance(self, num_tokens: int, drafts: abc.Sequence[int], accepted: Accepted | None) -> Delta | None:
+        """Account for rows that the verifier ran. num_tokens: pending tokens among them. drafts: those that followed.
         accepted: None when the prompt goes on. Returns what the answer gains."""
         if accepted is None:
-            self.cached += ran
+            self.cached += num_tokens
             return None
         delta = self._ending.take(accepted.tokens)
         kept = min(accepted.count, len(delta.tokens))  # an end may lie before the last accepted draft
@@ -100,7 +100,7 @@ class Sequence:
         if self.adjustments is not None:
             self.adjustments.append(delta.tokens)
         # Rows of tokens that were cut off are not part of the sequence.
-        self.cached = min(self.cached + ran + accepted.count, len(self.tokens))
+        self.cached = min(self.cached + num_tokens + accepted.count, len(self.tokens))
         self.finish_reason = delta.finish_reason
         logprobs = accepted.logprobs[: len(delta.tokens)]
         return replace(delta, accepted=kept, rejected=tuple(drafts[accepted.count :]), logprobs=logprobs)

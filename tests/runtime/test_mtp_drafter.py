@@ -182,6 +182,7 @@ class Running:
     def __post_init__(self) -> None:
         self.request = SimpleNamespace(sampling=Sampling(temperature=self.temperature))
         self.noise = Noise(len(self.name) + 7)
+        self.ring: list[int] = []
 
     @property
     def tokens(self) -> list[int]:
