@@ -10,20 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.member import MTP, VERIFIER, Implied, Member, Origin
+from glmspec.build.member import MTP, VERIFIER, Member
 from glmspec.build.target import Target
-from glmspec.convert.checkpoint import Checkpoint, config_of, is_converted, read_checkpoint
-from glmspec.convert.conversion import plan_conversion, plan_source
-from glmspec.convert.implied import ImpliedSource
+from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.names import ConvertOptions
 from glmspec.convert.recipe import RECIPES
 from glmspec.convert.tokenizer import known_ids
+from glmspec.convert.weights import Weights, open_weights
 from glmspec.core.errors import ConfigError
-from glmspec.core.fields import read_json
 from glmspec.models.acceptance import NETWORKS, rejecting
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.models.configs.kinds import parse_config
 from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.network.config import NetworkConfig
 from glmspec.network.graph import Network
@@ -79,26 +76,26 @@ class Deployment:
         return tuple(member for member in self.members if isinstance(member.config, DrafterConfig))
 
     @property
-    def origins(self) -> list[Origin]:
-        """Where the members' weights come from, each once: several members may share one."""
-        return list({id(member.origin): member.origin for member in self.members}.values())
+    def weights(self) -> list[Weights]:
+        """The members' weights, each once: several members may share one."""
+        return list({id(member.weights): member.weights for member in self.members}.values())
 
     @property
     def mapping(self) -> Mapping:
         """How the verifier is divided."""
-        return self.verifier.origin.mapping
+        return self.verifier.weights.mapping
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The number formats among the verifier's weights (see `NetworkConfig`)."""
-        return self.verifier.origin.net_config(self.compute).kinds
+        return self.verifier.weights.net_config(self.compute).kinds
 
     def net_config(self, member: Member, profile: str) -> NetworkConfig:
         """The form of a member's network. TensorRT's own layer for experts is for decode-sized steps."""
         if member.accepts:
             return NetworkConfig(compute=self.compute, profile=profile)
         moe = self.target.moe if profile == GENERATION else "composed"
-        return replace(member.origin.net_config(self.compute), profile=profile, moe=moe)
+        return replace(member.weights.net_config(self.compute), profile=profile, moe=moe)
 
     @property
     def has_plugins(self) -> bool:
@@ -144,8 +141,8 @@ def open_deployment(
     limits = engine_limits(first.verifier_config, most_drafts, target, options)
     verifier_member = replace(first, taps=taps, hidden=options.mtp)
     all_probs = dict.fromkeys(member.probs for member in (*modules, *others) if member.probs)
-    acceptance_networks = [Member(name, first.folder, first.origin) for name in NETWORKS]
-    acceptance_networks += [Member(rejecting(probs), first.folder, first.origin, q=probs) for probs in all_probs]
+    acceptance_networks = [Member(name, first.folder, first.weights) for name in NETWORKS]
+    acceptance_networks += [Member(rejecting(probs), first.folder, first.weights, q=probs) for probs in all_probs]
     members = (verifier_member, *modules, *others, *acceptance_networks)
     deployment = Deployment(target, members, limits, compute, options.plugins)
     if deployment.plugins == PLUGINS_ON and not deployment.has_plugins:
@@ -172,7 +169,7 @@ def _mtp(verifier: Member, options: BuildOptions) -> Member:
             f"--num-speculative-tokens: found {options.num_speculative_tokens}, expected 1 to {MAX_MTP_DRAFTS} with "
             "--mtp: a draft is a run of the module, and late ones seldom stand."
         )
-    if not verifier.origin.mtp:
+    if not verifier.weights.mtp:
         raise ConfigError(
             f"{verifier.folder}: --mtp: found no multi-token-prediction module in this checkpoint, expected one "
             "(model.layers.N.eh_proj.weight beyond the last layer). Leave --mtp out, or get a checkpoint that has it."
@@ -181,7 +178,7 @@ def _mtp(verifier: Member, options: BuildOptions) -> Member:
     return Member(
         MTP,
         verifier.folder,
-        verifier.origin,
+        verifier.weights,
         drafts=options.num_speculative_tokens,
         sampled=sampled,
         illegal=verifier.illegal,
@@ -198,27 +195,17 @@ def _illegal_ids(verifier: Member) -> IllegalIds:
 
 
 def _open_verifier(folder: Path, options: BuildOptions, config_only: bool) -> Member:
-    conversions = ConvertOptions(RECIPES[options.quant], Mapping(options.tp or 1, options.ep or 1))
-    if folder.is_file() and not config_only:
-        raise ConfigError(f"{folder}: found a file, expected a checkpoint's folder (or --config-only).")
-    if not folder.is_file() and is_converted(folder):
-        return Member(VERIFIER, folder, _converted(folder, options, config_only))
-    origin = plan_source(ImpliedSource(folder), conversions) if config_only else plan_conversion(folder, conversions)
-    if not isinstance(origin.config, VerifierConfig):
+    conversion = ConvertOptions(RECIPES[options.quant], Mapping(options.tp or 1, options.ep or 1))
+    weights = open_weights(folder, conversion, config_only=config_only)
+    if not isinstance(weights.config, VerifierConfig):
         raise ConfigError(f"{folder}: --verifier: found a drafter, expected a verifier.")
-    return Member(VERIFIER, folder, origin)
+    if isinstance(weights, Checkpoint):
+        _check_converted(weights, folder, options)
+    return Member(VERIFIER, folder, weights)
 
 
-def _converted(folder: Path, options: BuildOptions, config_only: bool) -> Checkpoint:
-    """A converted checkpoint, which has its mapping and formats already."""
-    if config_only:
-        raise ConfigError(
-            f"{folder}: --config-only: found a converted checkpoint, expected a Hugging Face config.json. Leave "
-            "--config-only out: its files' headers are read, not their weights."
-        )
-    checkpoint = read_checkpoint(folder)
-    if not isinstance(checkpoint.config, VerifierConfig):
-        raise ConfigError(f"{folder}: --verifier: found a drafter, expected a verifier.")
+def _check_converted(checkpoint: Checkpoint, folder: Path, options: BuildOptions) -> None:
+    """A converted checkpoint has its mapping and formats already."""
     mapping = checkpoint.mapping
     for name, wanted, have in (("--tp", options.tp, mapping.tp), ("--ep", options.ep, mapping.ep)):
         if wanted not in (None, have):
@@ -232,7 +219,6 @@ def _converted(folder: Path, options: BuildOptions, config_only: bool) -> Checkp
             f"{folder}: --quant: found {options.quant}, expected {recipe}, as the checkpoint was converted. Leave it "
             f"out, or convert again with --quant {options.quant}."
         )
-    return checkpoint
 
 
 def _open_drafters(folders: Sequence[Path], options: BuildOptions, config_only: bool) -> list[Member]:
@@ -240,21 +226,22 @@ def _open_drafters(folders: Sequence[Path], options: BuildOptions, config_only: 
     window, drafts = options.drafter_window, options.num_speculative_tokens
     members: list[Member] = []
     for folder in folders:
-        origin = _open_drafter(folder, config_only)
-        if not isinstance(origin.config, DrafterConfig):
+        weights = open_weights(folder, config_only=config_only)
+        config = weights.config
+        if not isinstance(config, DrafterConfig):
             raise ConfigError(f"{folder}: --drafter: found a verifier, expected a drafter.")
-        if drafts is not None and not 1 <= drafts <= origin.config.num_drafts:
+        if drafts is not None and not 1 <= drafts <= config.num_drafts:
             raise ConfigError(
-                f"{folder}: --num-speculative-tokens: found {drafts}, expected 1 to {origin.config.num_drafts}, the "
-                f"drafts of this drafter's blocks (block_size {origin.config.block_size}, sample_from_anchor "
-                f"{str(origin.config.sample_from_anchor).lower()})."
+                f"{folder}: --num-speculative-tokens: found {drafts}, expected 1 to {config.num_drafts}, the "
+                f"drafts of this drafter's blocks (block_size {config.block_size}, sample_from_anchor "
+                f"{str(config.sample_from_anchor).lower()})."
             )
-        same = sum(member.drafter_config.kind == origin.config.kind for member in members)
-        name = origin.config.kind + (f"-{same + 1}" if same else "")
+        same = sum(member.drafter_config.kind == config.kind for member in members)
+        name = config.kind + (f"-{same + 1}" if same else "")
         sampled = options.draft_sampling == PROBABILISTIC
-        among = options.markov_top_k if origin.config.markov else None
+        among = options.markov_top_k if config.markov else None
         chosen: dict[str, Any] = dict(window=window, drafts=drafts, markov_top_k=among)
-        members.append(Member(name, folder, origin, **chosen, sampled=sampled))
+        members.append(Member(name, folder, weights, **chosen, sampled=sampled))
         members[-1].config  # noqa: B018  (refuses what the drafter cannot)
     if options.markov_top_k is not None and not any(member.markov_top_k for member in members):
         raise ConfigError(
@@ -262,14 +249,6 @@ def _open_drafters(folders: Sequence[Path], options: BuildOptions, config_only: 
             f"{', '.join(member.name for member in members)}, expected one. Leave it out."
         )
     return members
-
-
-def _open_drafter(folder: Path, config_only: bool) -> Origin:
-    if config_only:
-        path = folder if folder.is_file() else folder / "config.json"
-        record = read_json(path)
-        return Implied(config_of(record, str(path)) if "hf_config" in record else parse_config(record, str(path)))
-    return read_checkpoint(folder) if is_converted(folder) else plan_conversion(folder)
 
 
 def _check_family(verifier: Member, drafters: Sequence[Member]) -> tuple[int, ...]:

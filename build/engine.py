@@ -80,7 +80,7 @@ def build_engines(
 
 def check_weights(deployment: Deployment, progress: Progress) -> None:
     """Compare every converted checkpoint with its digests, once."""
-    converted = [origin for origin in deployment.origins if isinstance(origin, Checkpoint)]
+    converted = [weights for weights in deployment.weights if isinstance(weights, Checkpoint)]
     with progress.bytes("Checking checkpoints", sum(checkpoint.size for checkpoint in converted)) as advance:
         for checkpoint in converted:
             checkpoint.check(advance)
@@ -89,12 +89,12 @@ def check_weights(deployment: Deployment, progress: Progress) -> None:
 def beside_notes(deployment: Deployment) -> list[str]:
     """What a user should know of files beside the weights, licences among them."""
     notes: list[str] = []
-    for origin in deployment.origins:
-        if isinstance(origin, Checkpoint):
-            warning = Terms.from_json(origin.record.get("license")).warning
-            notes += [f"{origin.folder}: {warning}"] if warning else []
-        elif isinstance(origin, Conversion):
-            notes += [f"{origin.source.folder}: {note}" for note in origin.source.notes]
+    for weights in deployment.weights:
+        if isinstance(weights, Checkpoint):
+            warning = Terms.from_json(weights.record.get("license")).warning
+            notes += [f"{weights.folder}: {warning}"] if warning else []
+        elif isinstance(weights, Conversion):
+            notes += [f"{weights.source.folder}: {note}" for note in weights.source.notes]
     return notes
 
 

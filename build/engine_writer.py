@@ -165,12 +165,12 @@ def _write_member(
 
 def weights_size(deployment: Deployment) -> int:
     """Bytes of the weights that `written_weights` will write."""
-    return sum(origin.output_size for origin in deployment.origins if isinstance(origin, Conversion))
+    return sum(weights.output_size for weights in deployment.weights if isinstance(weights, Conversion))
 
 
 def keep_conversions(deployment: Deployment, folder: Path) -> None:
     """Remove what an interrupted run left in a folder, but the conversions that `written_weights` goes on with."""
-    wanted = {member.name for member in deployment.members if isinstance(member.origin, Conversion)}
+    wanted = {member.name for member in deployment.members if isinstance(member.weights, Conversion)}
     others = [left for left in folder.iterdir() if left.name != CHECKPOINTS]
     others += [left for left in folder.glob(f"{CHECKPOINTS}/*") if left.name not in wanted]
     for left in others:
@@ -181,18 +181,16 @@ def written_weights(
     deployment: Deployment, folder: Path, progress: Progress
 ) -> dict[str, tuple[Checkpoint, str | None]]:
     """Every member's converted checkpoint; those written into the folder now also with their path in there."""
-    by_origin: dict[int, tuple[Checkpoint, str | None]] = {}
+    written: dict[int, tuple[Checkpoint, str | None]] = {}
     for member in deployment.members:
-        origin, name = member.origin, member.name
-        if id(origin) in by_origin:
-            continue
-        if isinstance(origin, Conversion):
-            with progress.bytes(f"Converting {name}", origin.size) as advance:
-                written = origin.write_into(folder / CHECKPOINTS / name, Run(advance=advance))
-            by_origin[id(origin)] = (written, f"{CHECKPOINTS}/{name}")
-        else:
-            by_origin[id(origin)] = (origin, None)
-    return {member.name: by_origin[id(member.origin)] for member in deployment.members}
+        weights, name = member.weights, member.name
+        if isinstance(weights, Checkpoint):
+            written[id(weights)] = (weights, None)
+        elif isinstance(weights, Conversion) and id(weights) not in written:
+            with progress.bytes(f"Converting {name}", weights.size) as advance:
+                checkpoint = weights.write_into(folder / CHECKPOINTS / name, Run(advance=advance))
+            written[id(weights)] = (checkpoint, f"{CHECKPOINTS}/{name}")
+    return {member.name: written[id(member.weights)] for member in deployment.members}
 
 
 def copy_tokenizer(verifier: Member, folder: Path) -> bool:

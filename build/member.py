@@ -4,58 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from glmspec.convert.weights import Weights
 from glmspec.models.acceptance import NETWORKS, DraftProbs, LogitsNetwork, acceptance_of
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
+from glmspec.models.configs.kinds import Config
 from glmspec.models.configs.verifier import VerifierConfig
-from glmspec.models.dflash import SHARED_WEIGHTS, DFlash
+from glmspec.models.dflash import DFlash
 from glmspec.models.mtp import Mtp
 from glmspec.models.registry import model_of
 from glmspec.models.verifier import Verifier
-from glmspec.network.config import NetworkConfig, RankTensor
 from glmspec.network.limits import EngineLimits, Ranges
-from glmspec.network.shards import Mapping
 
 VERIFIER, MTP = "verifier", "mtp"
 MTP_DRAFTS = 3  # of an MTP module in a step; later ones seldom stand
-Config = VerifierConfig | DrafterConfig
-
-
-class Origin(Protocol):
-    """Where a model's weights come from: a `Checkpoint`, a `Conversion` yet to be written, or a config alone."""
-
-    config: Config
-    mapping: Mapping
-    hf_config: dict[str, Any]
-    end_tokens: tuple[int, ...] | None  # of a verifier
-    mtp: bool  # the verifier's module is among the weights
-    shared: dict[str, str]  # a drafter's weight -> the verifier's weight that stands in for it
-
-    def rank_tensors(self, rank: int) -> dict[str, RankTensor]:
-        """A rank's tensors, by name."""
-
-    def net_config(self, compute: str) -> NetworkConfig:
-        """The form of a network that takes these weights."""
-
-
-@dataclass(frozen=True)
-class Implied:
-    """A drafter of which only the config is there."""
-
-    config: DrafterConfig
-    mapping: Mapping = field(default_factory=Mapping)
-    shared: dict[str, str] = field(default_factory=lambda: dict(SHARED_WEIGHTS))
-    mtp: bool = False
-
-    def rank_tensors(self, rank: int) -> dict[str, RankTensor]:
-        """Nothing is known of its tensors."""
-        return {}
-
-    def net_config(self, compute: str) -> NetworkConfig:
-        """Drafters are plain."""
-        return NetworkConfig(compute=compute)
 
 
 @dataclass(frozen=True)
@@ -67,7 +31,7 @@ class Member:
 
     name: str
     folder: Path
-    origin: Origin
+    weights: Weights
     taps: tuple[int, ...] = field(default=())
     hidden: bool = False
     window: str | None = None
@@ -79,12 +43,12 @@ class Member:
     illegal: IllegalIds = ALL_LEGAL
 
     @classmethod
-    def chosen(cls, name: str, checkpoint: Origin, folder: Path, choices: dict[str, Any], source: str = "") -> Member:
+    def chosen(cls, name: str, weights: Weights, folder: Path, choices: dict[str, Any], source: str = "") -> Member:
         """A member as a record keeps it. choices: see the property of that name."""
         return cls(
             name,
             folder,
-            checkpoint,
+            weights,
             tuple(choices["taps"]),
             choices["hidden"],
             choices["drafter_window"],
@@ -104,7 +68,7 @@ class Member:
     @property
     def config(self) -> Config:
         """What its checkpoint says, with what was chosen."""
-        config = self.origin.config
+        config = self.weights.config
         if isinstance(config, DrafterConfig):
             return config.chosen(self.window, self.drafts, self.markov_top_k)
         return config
@@ -168,7 +132,7 @@ class Member:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """A verifier's end tokens."""
-        return self.origin.end_tokens or ()
+        return self.weights.end_tokens or ()
 
     def index_topk(self, limits: EngineLimits) -> int:
         """K of its DSA top-k, 0 for a drafter."""

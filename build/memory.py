@@ -65,19 +65,20 @@ def plan_memory(deployment: Deployment, graphs: Sequence[Graph]) -> MemoryPlan:
     rings = sum(_rings(deployment, member) for member in deployment.members)
     step = max(peak(graph) for graph in graphs)
     addressable = _addressable(deployment)
-    if (limits.pool_pages or 0) > addressable:
+    pool = limits.pool_pages or 0
+    if pool > addressable:
         raise ConfigError(
-            f"--max-cached-tokens: found {limits.pool_pages * limits.page_size:,}, expected at most "
+            f"--max-cached-tokens: found {pool * limits.page_size:,}, expected at most "
             f"{addressable * limits.page_size:,}: a cache may have {MAX_ELEMENTS:,} elements."
         )
-    wanted = limits.pool_pages or min(limits.num_pages - 1, addressable)
+    wanted = pool or min(limits.num_pages - 1, addressable)
     plan = MemoryPlan(weights, step, per_token, rings, wanted, limits.page_size, deployment.target.usable_memory)
     if plan.available is None:
         return plan
     room = (plan.available - weights - step - rings) // (per_token * limits.page_size) - 1
     needed = wanted if limits.pool_pages else limits.pages_per_sequence
     if room < needed:
-        raise ConfigError(_too_small(deployment, plan, needed, room))
+        raise ConfigError(_too_small(deployment, plan, plan.available, needed, room))
     return replace(plan, pool_pages=min(wanted, room))
 
 
@@ -106,7 +107,7 @@ def peak(graph: Graph) -> int:
                 last[owner.get(value.name, value.name)] = at
         for value in node.outputs:
             if node.kind in _VIEWS:
-                first = node.inputs[0].name if node.inputs else value.name
+                first = next((one for one in node.inputs if one), value).name
                 owner[value.name] = owner.get(first, first)
             elif value.name not in held:
                 sizes[value.name] = _volume(value) * DTYPES[value.dtype].bits // 8
@@ -130,10 +131,10 @@ def _bound_once(deployment: Deployment) -> list[TensorSpec]:
     found: dict[tuple[int, str], TensorSpec] = {}
     for member in deployment.members:
         net_config = deployment.net_config(member, CONTEXT)
-        shared = member.origin.shared if deployment.mapping.tp == 1 else {}
+        shared = member.weights.shared if deployment.mapping.tp == 1 else {}
         for spec in [*member.model.input_specs(deployment.limits, net_config), *member.model.weight_inputs(net_config)]:
             if spec.role in (WEIGHT, TABLE) and spec.name not in shared:
-                found[(id(member.origin), spec.name)] = spec
+                found[(id(member.weights), spec.name)] = spec
     return list(found.values())
 
 
@@ -144,7 +145,8 @@ def _caches(deployment: Deployment, member: Member, kind: CacheKind) -> list[Ten
 
 def _per_token(deployment: Deployment, member: Member) -> int:
     caches = _caches(deployment, member, WHOLE)
-    return sum(spec.dims[1] * spec.dims[3] * DTYPES[spec.dtype].bits // 8 for spec in caches)
+    per_token = [_page(spec) // deployment.limits.page_size * DTYPES[spec.dtype].bits // 8 for spec in caches]
+    return sum(per_token)
 
 
 def _rings(deployment: Deployment, member: Member) -> int:
@@ -152,7 +154,7 @@ def _rings(deployment: Deployment, member: Member) -> int:
     limits, total = deployment.limits, 0
     pages = limits.num_ring_pages(limits.ring_pages(member.sliding_window))
     for spec in _caches(deployment, member, RING):
-        page = math.prod(spec.dims[1:])
+        page = _page(spec)
         elements = pages * page
         if elements > MAX_ELEMENTS:
             most = (MAX_ELEMENTS // page - 1) // limits.ring_pages(member.sliding_window)
@@ -167,7 +169,7 @@ def _rings(deployment: Deployment, member: Member) -> int:
 def _addressable(deployment: Deployment) -> int:
     """Pages up to which no cache has more elements than kernels can count."""
     limits = deployment.limits
-    widest = max(math.prod(one.dims[1:]) for member in deployment.members for one in _caches(deployment, member, WHOLE))
+    widest = max(_page(one) for member in deployment.members for one in _caches(deployment, member, WHOLE))
     pages = MAX_ELEMENTS // widest - 1
     if pages < limits.pages_per_sequence:
         raise ConfigError(
@@ -177,15 +179,20 @@ def _addressable(deployment: Deployment) -> int:
     return pages
 
 
+def _page(cache: TensorSpec) -> int:
+    """Elements of a page of a cache [X, J, P, D]."""
+    return math.prod(dim for dim in cache.dims[1:] if isinstance(dim, int))
+
+
 def _size(spec: TensorSpec) -> int:
-    return math.prod(spec.dims) * DTYPES[spec.dtype].bits // 8
+    return math.prod(spec.sizes) * DTYPES[spec.dtype].bits // 8
 
 
 def _volume(value: Value) -> int:
     return math.prod(value.shape)
 
 
-def _too_small(deployment: Deployment, plan: MemoryPlan, needed: int, room: int) -> str:
+def _too_small(deployment: Deployment, plan: MemoryPlan, available: int, needed: int, room: int) -> str:
     limits, target = deployment.limits, deployment.target
     found = max(room, 0) * limits.page_size
     pooled = limits.pool_pages and room >= limits.pages_per_sequence
@@ -193,10 +200,10 @@ def _too_small(deployment: Deployment, plan: MemoryPlan, needed: int, room: int)
     lower += "" if pooled else (" or " if lower else "") + "--max-num-batched-tokens"
     native = NATIVE_PRODUCTS.get(target.compute_capability or "", ())
     smaller = ", smaller weights (--quant nvfp4)" if "nvfp4" in native and "nvfp4" not in deployment.kinds else ""
-    advice = f"Lower {lower}, or use" if plan.weights + plan.step + plan.rings < plan.available else "Use"
+    advice = f"Lower {lower}, or use" if plan.weights + plan.step + plan.rings < available else "Use"
     rings = f"sliding windows {size_text(plan.rings)}, " if plan.rings else ""
     return (
-        f"memory of one {target.name} ({size_text(plan.available)} usable): {rings}weights "
+        f"memory of one {target.name} ({size_text(available)} usable): {rings}weights "
         f"{size_text(plan.weights)} and a step's tensors {size_text(plan.step)} leave room for {found:,} cached tokens "
         f"of {plan.per_token:,} bytes, expected at least {needed * limits.page_size:,}. "
         f"{advice} more ranks (--tp){smaller}."

@@ -112,8 +112,8 @@ def survey(folder: Path, config: dict[str, Any], used: Iterable[str]) -> Beside:
     notes = []
     if odd := [name for name, kind in kinds.items() if kind is None]:
         notes.append(f"not known here and left alone, check that none changes results: {', '.join(odd)}")
-    if pickled := [name for name, kind in kinds.items() if kind and kind.noted]:
-        notes.append(f"left alone, {file_kind(pickled[0]).why}: {', '.join(pickled)}")
+    if pickled := {name: kind for name, kind in kinds.items() if kind and kind.noted}:
+        notes.append(f"left alone, {next(iter(pickled.values())).why}: {', '.join(pickled)}")
     code = [name for name, kind in kinds.items() if kind is _CODE]
     if code and "auto_map" in config:
         notes.append(f"code that config.json names is never run, the network is glmspec's own: {', '.join(code)}")

@@ -115,7 +115,7 @@ class Checkpoint:
         return [
             Weight(
                 spec.name,
-                tuple(spec.dims),
+                spec.sizes,
                 formats[spec.name],
                 (layout := layout_of(spec, self.mapping, drafter)),
                 (),

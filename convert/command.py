@@ -42,6 +42,8 @@ def convert_folder(settings: ConvertSettings, out: Path, options: ConvertOptions
             expect_digest(folder, settings.expect_sha256)
     with progress.stage("Reading and checking the checkpoint"):
         conversion = plan_conversion(folder, options)
+        if settings.expect_sha256:  # no need to hash it again
+            conversion.source.known_digests[SINGLE] = settings.expect_sha256.lower()
         if conversion.end_tokens is not None:  # a drafter is given ids
             conversion.source.notes += unreadable(folder)
     record_file = MANIFEST if settings.hf else "config.json"

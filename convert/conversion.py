@@ -51,7 +51,7 @@ class Conversion:
     def size(self) -> int:
         """Bytes that will be read: of the tensors, then of the files that are hashed for the record."""
         tensors = sum(task.size for weight in self.plan.weights for task in weight.tasks)
-        return tensors + hashed_size(self.source.files)
+        return tensors + hashed_size(self.source.files, self.source.known_digests)
 
     @property
     def ranks(self) -> int:
@@ -215,7 +215,7 @@ class Conversion:
             "notes": [*self.source.notes, *plan.notes],
             "license": self.source.terms.to_json(),
             "beside": self.source.beside.left,
-            "source": source_record(self.source.folder, self.source.files, advance),
+            "source": source_record(self.source.folder, self.source.files, advance, self.source.known_digests),
             "fingerprint": self.fingerprint,
         }
 

@@ -54,8 +54,8 @@ def declared(folder: Path, config: dict[str, Any]) -> Declared:
     that is not supported, or two files that contradict each other."""
     found = []
     for place, values in (("config.json", config), ("config.json: text_config", config.get("text_config"))):
-        for key in _CONFIGS if isinstance(values, dict) else ():
-            if values.get(key) is not None:
+        for key in _CONFIGS:
+            if isinstance(values, dict) and values.get(key) is not None:
                 found.append(_read(Fields(values, f"{folder}/{place}").section(key)))
     if (folder / HF_QUANT).exists():
         found.append(_hf_quant(Fields(read_json(folder / HF_QUANT), f"{folder}/{HF_QUANT}")))
@@ -96,9 +96,10 @@ def _read(fields: Fields) -> Declared:
         elif "quant_algo" in fields.values or not fields.values.keys() - HARMLESS.keys():
             method = "modelopt"
     readers = {"fp8": _fp8, "compressed-tensors": read_compressed_tensors, "quark": _quark}
-    if str(method).startswith("modelopt"):
+    method = str(method)
+    if method.startswith("modelopt"):
         return _modelopt(fields)
-    if str(method) not in readers:
+    if method not in readers:
         fields.fail("quant_method", f"modelopt, {', '.join(readers)}: other formats of weights are not supported")
     return readers[method](fields)
 

@@ -96,8 +96,8 @@ def _inputs(
     groups: dict[tuple[str, str, str], list[str]] = {}
     for name in found:
         match = _EXPERT.fullmatch(name)
-        key = (match[1], "down" if match[2] == "down" else "gate_up") if match else (name, "")
-        groups.setdefault((*key, formats[name]), []).append(name)
+        layer, matrix = (match[1], "down" if match[2] == "down" else "gate_up") if match else (name, "")
+        groups.setdefault((layer, matrix, formats[name]), []).append(name)
     scales, guessed = {}, []
     for (_, kind, format), names in groups.items():
         modules = [_module(name) for name in names]

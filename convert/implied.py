@@ -11,7 +11,7 @@ import numpy as np
 
 from glmspec.convert.recipe import quantizable
 from glmspec.convert.source import Source, TensorInfo
-from glmspec.convert.storage import EXPERT_MATRICES, FUSED_EXPERTS
+from glmspec.convert.storage import EXPERT_MATRICES, FUSED_EXPERTS, Shape
 from glmspec.core.errors import CheckpointError
 from glmspec.core.fields import read_json
 from glmspec.models.configs.verifier import VerifierConfig
@@ -20,7 +20,6 @@ from glmspec.network.config import field_name
 from glmspec.network.contract import TensorSpec
 from glmspec.network.formats import FORMATS
 
-Shape = tuple[int, ...]
 _MAX_EXPERTS = 1_000_000  # more is a slip of the pen, and fills the memory with names
 
 
@@ -31,7 +30,8 @@ class ImpliedSource(Source):
     def __init__(self, place: Path) -> None:
         file = place if place.is_file() else place / "config.json"
         folder = file.parent
-        self.folder, self.notes, self.tensors, self._descriptors, self._kept = folder, [], {}, {}, {}
+        self.folder, self.notes, self.tensors, self.known_digests = folder, [], {}, {}
+        self._descriptors, self._kept = {}, {}
         self.config = read_json(file)
         config = VerifierConfig.from_hf(self.config, str(file))
         layers = config.num_hidden_layers + config.num_nextn_predict_layers
@@ -68,7 +68,7 @@ def _tensors(config: VerifierConfig) -> list[tuple[str, Shape, str]]:
 
 def _published(config: VerifierConfig, spec: TensorSpec) -> list[tuple[str, Shape, str]]:
     """The tensors that a weight of the network is made of."""
-    dims = tuple(spec.dims)
+    dims = spec.sizes
     if match := FUSED_EXPERTS.fullmatch(spec.name):
         kinds = EXPERT_MATRICES[match[2]]
         shape = (dims[1] // len(kinds), dims[2])

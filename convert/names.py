@@ -33,6 +33,7 @@ from glmspec.convert.storage import (
 )
 from glmspec.core.errors import CheckpointError
 from glmspec.models.configs.drafter import DrafterConfig
+from glmspec.models.configs.kinds import Config
 from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.models.dflash import SHARED_WEIGHTS
 from glmspec.models.registry import checkpoint_specs
@@ -111,7 +112,7 @@ def plan_drafter(source: Source, config: DrafterConfig, options: ConvertOptions)
             f"expected [{config.draft_vocab_size}, {config.hidden_size}]: "
             "a reduced draft vocabulary needs a head of its own."
         )
-    planner = _Planner(source, options, None)
+    planner = _Planner(source, options, config)
     specs = checkpoint_specs(config, 0)
     weights = [planner.single(spec, _spelled(held, spec.name)) for spec in specs if spec.name not in absent]
     planner.complain()
@@ -146,7 +147,7 @@ def activation_notes(weights: list[Weight], guessed: list[str], options: Convert
 class _Planner:
     """Takes tensors for weights. Everything that is missing or misshapen is collected before complaining."""
 
-    def __init__(self, source: Source, options: ConvertOptions, config: VerifierConfig | None) -> None:
+    def __init__(self, source: Source, options: ConvertOptions, config: Config) -> None:
         self.source, self.options, self.config = source, options, config
         self._faults: list[str] = []
         self.guessed: list[str] = []  # modules whose activation scale had to be made up
@@ -168,7 +169,7 @@ class _Planner:
 
     def single(self, spec: TensorSpec, name: str) -> Weight:
         """A weight that is one tensor."""
-        dims = tuple(spec.dims)
+        dims = spec.sizes
         found = self._take(name, dims, spec)
         layout = self._layout(spec)
         format = self._format(spec, name.removesuffix(".weight"), found)
@@ -179,7 +180,8 @@ class _Planner:
     def absorbed(self, spec: TensorSpec, layer: str) -> Weight:
         """kv_b_proj [heads * (nope + value), compressed] split per head; the value half transposed."""
         config, value = self.config, spec.name.endswith("w_uv")
-        heads, nope, wide, rank = spec.dims[0], config.qk_nope_head_dim, config.v_head_dim, config.kv_lora_rank
+        assert isinstance(config, VerifierConfig)  # whose table alone asks for it
+        heads, nope, wide, rank = spec.sizes[0], config.qk_nope_head_dim, config.v_head_dim, config.kv_lora_rank
         module = f"{layer}self_attn.kv_b_proj"
         found = self._take(f"{module}.weight", (heads * (nope + wide), rank), spec)
         format = self._format(spec, module, found)
@@ -187,21 +189,21 @@ class _Planner:
         def make(matrix: Matrix) -> Matrix:
             per_head = matrix.values().view(heads, nope + wide, rank)
             half = per_head[:, nope:].transpose(1, 2) if value else per_head[:, :nope]
-            return plain(format, half.reshape(-1, spec.dims[-1]))
+            return plain(format, half.reshape(-1, spec.sizes[-1]))
 
         task = Task((Part(0, 0, found),), make=make)
-        return Weight(spec.name, tuple(spec.dims), format, self._layout(spec), (task,))
+        return Weight(spec.name, spec.sizes, format, self._layout(spec), (task,))
 
     def experts(self, spec: TensorSpec, layer: str) -> Weight:
         """Per-expert projections stacked (gate rows before up rows), or slices of the fused tensor."""
         kinds = EXPERT_MATRICES[spec.name.rpartition(".")[2]]
-        count, rows = spec.dims[0], spec.dims[1] // len(kinds)
+        count, rows = spec.sizes[0], spec.sizes[1] // len(kinds)
         modules = [f"{layer}mlp.experts.{expert}.{kind}" for expert in range(count) for kind in kinds]
         if spec.name in self.source:
-            whole = self._take(spec.name, tuple(spec.dims), spec)
+            whole = self._take(spec.name, spec.sizes, spec)
             found = [whole.part(unit * rows, rows) for unit in range(len(modules))]
         else:
-            found = [self._take(f"{module}.weight", (rows, spec.dims[2]), spec) for module in modules]
+            found = [self._take(f"{module}.weight", (rows, spec.sizes[2]), spec) for module in modules]
         # An up half of a fused tensor may begin inside a scale's block: it has no grid of its own to keep.
         inside = spec.name in self.source and found[0].format == "fp8_block" and rows % BLOCK
         format = self._one_format(spec, modules, found, "fp8_rows" if inside else None)
@@ -210,10 +212,10 @@ class _Planner:
             for first in range(0, len(modules), len(kinds))
         )
         inputs = self._inputs(modules, found, format, len(kinds))
-        return Weight(spec.name, tuple(spec.dims), format, self._layout(spec), tasks, inputs)
+        return Weight(spec.name, spec.sizes, format, self._layout(spec), tasks, inputs)
 
     def _layout(self, spec: TensorSpec) -> Layout:
-        return layout_of(spec, self.options.mapping, drafter=self.config is None)
+        return layout_of(spec, self.options.mapping, drafter=isinstance(self.config, DrafterConfig))
 
     def _take(self, name: str, shape: Shape, spec: TensorSpec) -> StoredWeight:
         """A tensor as it is stored; a stand-in when something is wrong with it, which is noted."""

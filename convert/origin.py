@@ -11,9 +11,10 @@ where there is none of 64 digits (SHA-256), it is hashed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from glmspec.core.files import sha256
@@ -32,23 +33,26 @@ class Download:
 
 
 def source_record(
-    folder: Path, paths: list[Path], advance: Callable[[int], None] = lambda size: None
+    folder: Path,
+    paths: list[Path],
+    advance: Callable[[int], None] = lambda size: None,
+    known: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The folder's name, the repository and its revision, the digest of every file of weights. paths: of those.
-    advance: called with the bytes hashed since, `hashed_size` in all."""
+    advance: called with the bytes hashed since, `hashed_size` in all. known: digests of files, by name."""
     found = {path: downloaded(path) for path in paths}
     repos, revisions = ({getattr(one, key) for one in found.values()} for key in ("repo", "revision"))
     return {
         "folder": name_of(folder),
         "repo": repos.pop() if len(repos) == 1 else None,
         "revision": revisions.pop() if len(revisions) == 1 else None,
-        "files": {path.name: one.sha256 or sha256(path, advance) for path, one in found.items()},
+        "files": {p.name: one.sha256 or known.get(p.name) or sha256(p, advance) for p, one in found.items()},
     }
 
 
-def hashed_size(paths: list[Path]) -> int:
-    """Bytes of the files whose digest nothing tells."""
-    return sum(path.stat().st_size for path in paths if not downloaded(path).sha256)
+def hashed_size(paths: list[Path], known: Mapping[str, str]) -> int:
+    """Bytes of the files whose digest nothing tells, nor is among the known ones."""
+    return sum(path.stat().st_size for path in paths if not downloaded(path).sha256 and path.name not in known)
 
 
 def mixed_revisions(paths: list[Path]) -> list[str]:

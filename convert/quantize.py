@@ -56,7 +56,7 @@ def amax_bits(matrix: np.ndarray, mask: int) -> int:
 
 
 @_jit
-def amax_blocks(codes: np.ndarray, scales: np.ndarray) -> float:
+def amax_blocks(codes: np.ndarray, scales: np.ndarray) -> np.float32:
     """Largest magnitude of FP8 codes [R, C] with block scales. NaN for a NaN code."""
     rows, columns = codes.shape
     best, most = np.float32(0), np.empty(columns, np.uint8)
@@ -111,7 +111,7 @@ def _spread(scales: np.ndarray, wide: np.ndarray) -> None:
 
 
 @_jit
-def _e4m3_code(value: float, box: np.ndarray, bits: np.ndarray) -> int:
+def _e4m3_code(value: float, box: np.ndarray, bits: np.ndarray) -> np.uint8:
     """Code of a value in [0, 448], nearest, ties to even. box, bits: the same 4 bytes as float32 and as uint32."""
     if value < np.float32(2.0**-6):
         return np.uint8(np.rint(value * np.float32(512)))

@@ -62,6 +62,7 @@ class Source:
         self.folder = folder
         self.config = read_json(folder / "config.json")
         self.notes: list[str] = []
+        self.known_digests: dict[str, str] = {}  # of files of weights that were hashed before, by their names
         self.tensors: dict[str, TensorInfo] = {}
         self._descriptors: dict[Path, int] = {}
         self._opening = threading.Lock()
@@ -109,7 +110,7 @@ class Source:
             return self._kept[name].reshape(-1, columns)[first : None if count is None else first + count]
         rows = math.prod(info.shape) // max(1, columns)
         out = np.empty((rows - first if count is None else count, columns), NUMPY[info.dtype])
-        view, at = memoryview(out).cast("B") if out.size else b"", info.offset + first * columns * out.itemsize
+        view, at = out.data.cast("B") if out.size else b"", info.offset + first * columns * out.itemsize
         while view:
             read = os.preadv(self._descriptor(info.file), [view], at)
             if not read:

@@ -201,7 +201,7 @@ class _OpenPart:
     def place(self, weight: Weight, at: int, part: Part, matrix: Matrix) -> None:
         """Write what this rank takes of a matrix."""
         for suffix, offset, rows in weight.places(self.rank, part, matrix):
-            self._write(memoryview(rows).cast("B"), self.part.offsets[at, suffix][1] + offset)
+            self._write(rows.data.cast("B"), self.part.offsets[at, suffix][1] + offset)
 
     def close(self) -> str:
         """Sync, hash and rename; the digest."""

@@ -28,12 +28,12 @@ _ADVICE = "A collective is missing or misplaced in the network's definition: rep
 
 def check(case: Case, _) -> Checked:
     """Follow divided values through the verifier; count collectives."""
-    mapping, origin = case.deployment.mapping, case.deployment.verifier.origin
+    mapping, weights = case.deployment.mapping, case.deployment.verifier.weights
     if mapping.tp == 1:
         return Checked(("one rank: no collectives",), tuple(_collectives_of_one(case)), {"tp": 1})
     facts, faults, numbers = [], [], {"tp": mapping.tp, "ep": mapping.ep, "all_reduces": 0, "all_gathers": 0}
     for member, profile, authored in case.networks():
-        if member.origin is not origin or member.accepts:  # a drafter is whole on every rank
+        if member.weights is not weights or member.accepts:  # a drafter is whole on every rank
             continue
         parts = divided_inputs(member, case, mapping)
         faults += rank_faults(authored.graph, parts)

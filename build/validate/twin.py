@@ -130,8 +130,8 @@ def make_twin(home: Path, deployment: Deployment) -> _Twin:
 
 def shrunken(deployment: Deployment) -> dict[str, Any]:
     """The deployment's config.json with small sizes, which all its ranks divide in 128-wide blocks."""
-    origin, config = deployment.verifier.origin, deployment.verifier.config
-    values = {key: origin.hf_config[key] for key in _KEPT if key in origin.hf_config}
+    weights, config = deployment.verifier.weights, deployment.verifier.config
+    values = {key: weights.hf_config[key] for key in _KEPT if key in weights.hf_config}
     tp, ep = deployment.mapping.tp, deployment.mapping.ep
     layers = _telling_layers(config)
     experts = max(8, 2 * ep)
@@ -195,7 +195,7 @@ def plain_faults(twin: _Twin, mapping: Mapping) -> Iterator[Fault]:
 def format_faults(twin: _Twin, deployment: Deployment) -> tuple[list[str], list[Fault]]:
     """The deployment's formats on its ranks, a layer at a time: what it adds to the stream, against dequantized weights
     on one rank with the same input."""
-    net_config = deployment.verifier.origin.net_config("float32")
+    net_config = deployment.verifier.weights.net_config("float32")
     if not net_config.formats:
         return [], []
     recipe, activations = _recipe(net_config), _activations(twin, net_config)

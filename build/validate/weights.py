@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from glmspec.build.deployment import Deployment
-from glmspec.build.member import MTP, Implied, Member
+from glmspec.build.member import MTP, Member
 from glmspec.build.validate.case import Case, Checked
 from glmspec.build.validate.report import Fault
 from glmspec.convert.checkpoint import Checkpoint
+from glmspec.convert.weights import Implied
 from glmspec.core.dtypes import FP4
 from glmspec.core.units import size_text
 from glmspec.models.configs.verifier import VerifierConfig
@@ -35,10 +36,10 @@ def check(case: Case, _) -> Checked:
     facts, faults, counts = [], [], Counter()
     deployment = case.deployment
     for member in deployment.members:
-        if isinstance(member.origin, Implied):
+        if isinstance(member.weights, Implied):
             facts.append(f"{member.name}: only its config is there")
         elif member.name != MTP and not member.accepts:  # whose weights lie in the verifier's checkpoint, if any
-            users = [one for one in deployment.members if one.origin is member.origin]
+            users = [one for one in deployment.members if one.weights is member.weights]
             fact, wrong, numbers = _check_checkpoint(deployment, member, users)
             facts.append(fact)
             faults += wrong
@@ -54,27 +55,27 @@ def _check_checkpoint(
     for user in users:
         net_config = replace(deployment.net_config(user, CONTEXT), compute="bfloat16")
         wanted |= {spec.name: spec for spec in user.model.weight_inputs(net_config)}
-    ranks, faults = member.origin.mapping.tp, []
+    ranks, faults, tensors = member.weights.mapping.tp, [], {}
     for rank in range(ranks):
-        every = member.origin.rank_tensors(rank)
-        found = {name: one for name, one in every.items() if name in wanted or not _beyond(member, name)}
-        faults += _compare(member, rank, found, wanted)
-    size = sum(tensor.size for tensor in found.values())
+        every = member.weights.rank_tensors(rank)
+        tensors = {name: one for name, one in every.items() if name in wanted or not _beyond(member, name)}
+        faults += _compare(member, rank, tensors, wanted)
+    size = sum(tensor.size for tensor in tensors.values())
     numbers = sum(math.prod(spec.dims) for spec in wanted.values())
     names = " and ".join(user.name for user in users)
     return (
-        f"{names}: {ranks} x {len(found):,} tensors, {size_text(size)} and {numbers / 1e9:.2f} G numbers a rank",
+        f"{names}: {ranks} x {len(tensors):,} tensors, {size_text(size)} and {numbers / 1e9:.2f} G numbers a rank",
         faults,
-        {"tensors": len(found), "bytes": size, "parameters": numbers},
+        {"tensors": len(tensors), "bytes": size, "parameters": numbers},
     )
 
 
 def _compare(member: Member, rank: int, found: dict[str, RankTensor], wanted: dict[str, TensorSpec]) -> Iterator[Fault]:
     where = f"{member.folder}: rank {rank}"
-    advice = "Convert the checkpoint again." if isinstance(member.origin, Checkpoint) else "Check the checkpoint."
+    advice = "Convert the checkpoint again." if isinstance(member.weights, Checkpoint) else "Check the checkpoint."
     for name in sorted(wanted.keys() | found.keys()):
         if name not in found:
-            if name not in member.origin.shared:
+            if name not in member.weights.shared:
                 yield Fault(f"{where}: {name}", f"missing, expected {wanted[name]}.", advice)
         elif name not in wanted:
             yield Fault(f"{where}: {name}", "surplus: no input of the network takes it.", advice)

@@ -83,7 +83,7 @@ def deployment(full, target: str = "b200", **options):
 def test_weights_are_the_rank_s_files_and_caches_what_a_token_costs(full):
     made = deployment(full, tp=8, quant="nvfp4", mtp=True)
     plan = plan_memory(made, greatest_steps(made, TRT))
-    files = sum(tensor.size for tensor in made.verifier.origin.rank_tensors(0).values())
+    files = sum(tensor.size for tensor in made.verifier.weights.rank_tensors(0).values())
     tables = plan.weights - files
     positions, columns = made.limits.table_positions, 64
     assert tables == positions * columns * 2 + 4  # the rotary table and the start of the vocabulary, shared by both
@@ -119,7 +119,7 @@ def test_drafters_that_borrow_cost_nothing_on_one_rank():
     )  # fmt: skip
     one = plan_memory(alone, greatest_steps(alone, TRT))
     two = plan_memory(both, greatest_steps(both, TRT))
-    own = sum(tensor.size for tensor in both.drafters[0].origin.rank_tensors(0).values())
+    own = sum(tensor.size for tensor in both.drafters[0].weights.rank_tensors(0).values())
     config, limits = both.drafters[0].config, both.limits
     table = limits.table_positions * config.head_dim * 4
     longer = (limits.table_positions - alone.limits.table_positions) * alone.verifier.config.qk_rope_head_dim * 4

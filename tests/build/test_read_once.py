@@ -11,7 +11,12 @@ from support.models import ASSETS
 from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
+from glmspec.convert.checkpoint import read_checkpoint
+from glmspec.convert.command import convert_folder, options_of
 from glmspec.convert.conversion import plan_conversion
+from glmspec.convert.settings import ConvertSettings
+from glmspec.convert.source import SINGLE
+from glmspec.core.files import sha256
 from glmspec.core.progress import Progress
 from glmspec.triton_repo.repository import write_repository
 
@@ -63,3 +68,12 @@ def test_engine_reads_hugging_face_folders_once(tmp_path, hashed):
     sources = [f"tiny-{name}/model.safetensors" for name in ("verifier", "dspark")]
     written = [f"{name}/.rank0.safetensors.partial" for name in ("verifier", "dspark")]
     assert_once(hashed.take(), *sources, *written)
+
+
+def test_convert_hashes_a_source_that_it_compares_once(tmp_path, hashed):
+    source = ASSETS / "tiny-dspark"
+    expected = sha256(source / SINGLE)
+    settings = ConvertSettings(source=source, output=tmp_path / "ck", expect_sha256=expected)
+    convert_folder(settings, tmp_path / "ck", options_of(settings), Progress())
+    assert read_checkpoint(tmp_path / "ck").record["source"]["files"] == {SINGLE: expected}
+    assert hashed.take()[f"tiny-dspark/{SINGLE}"] == 1
