@@ -120,22 +120,26 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """True while any request waits or runs."""
+        """True while any sequence waits or runs."""
         return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def check(self, request: Request) -> None:
+        """Raise `RequestError` for a request that does not fit the verifier, the limits or the tokenizer."""
+        vocab_size, has_text = self.verifier.config.vocab_size, self.tokenizer is not None
+        request.check(vocab_size, self.limits.max_model_len, has_text, self.directory.illegal)
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises `RequestError` for one that cannot be served."""
-        vocab_size, limit = self.verifier.config.vocab_size, self.limits.max_model_len
-        request.check(vocab_size, limit, self.tokenizer is not None, self.directory.illegal)
-        most = min(request.max_tokens, limit - len(request.prompt_ids))
-        ending = Ending(request, self.end_ids, self.tokenizer.stream() if self.tokenizer else None, most)
-        request.sampling.check_choice(vocab_size - len(self.directory.illegal), ending.tokens)
+        self.check(request)
+        max_tokens = min(request.max_tokens, self.limits.max_model_len - len(request.prompt_ids))
+        ending = Ending(request, self.end_ids, self.tokenizer.stream() if self.tokenizer else None, max_tokens)
+        request.sampling.check_choice(self.verifier.config.vocab_size - len(self.directory.illegal), ending.tokens)
         adjustments = None
         if request.sampling.adjusts:
             adjustments = Adjustments(request.sampling, request.prompt_ids, ending.tokens)
         stats = SpecStats(self.stats.num_spec_tokens)
         reach = self.drafter.reach if self.drafter else 0
-        sequence = Sequence(request, ending, len(request.prompt_ids) + most, stats, adjustments, reach)
+        sequence = Sequence(request, ending, len(request.prompt_ids) + max_tokens, stats, adjustments, reach)
         self.scheduler.add(sequence)
         return sequence
 
@@ -144,7 +148,7 @@ class Engine:
         self.scheduler.abort(sequence)
 
     def step(self) -> list[tuple[Sequence, Delta]]:
-        """Run one step; what every request that gained something gained."""
+        """Run one step. Returns the sequences whose answers gained something, and what they gained."""
         shares = self.scheduler.plan()
         if not shares:
             return []
@@ -179,8 +183,8 @@ def _model(
     shared: abc.Sequence[dict[str, torch.Tensor]] | None = None,
     network: Mtp | None = None,
 ) -> Model:
-    """record: the model's own config.json. shared: weights of other models to take, by rank. network: the one to author
-    when it is not the config's own."""
+    """Loads a model. record: its own config.json. shared: weights of other models to take, by rank. network: the one to
+    author when it is not the config's own."""
     build, config, ranks = record["build_config"], checkpoint.config, range(checkpoint.mapping.tp)
     if isinstance(config, DrafterConfig):
         config = config.chosen(build["drafter_window"], build["num_speculative_tokens"], build["markov_top_k"])
