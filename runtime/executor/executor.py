@@ -68,7 +68,7 @@ class ReferenceExecutor:
         for name, value in self._step_values.items():
             if name not in inputs:
                 raise NetworkError(f"{self.graph.name}: input {name}: missing, expected {_described(value)}")
-            _check_one(self.graph, value, inputs[name])
+            _check_input(self.graph, value, inputs[name])
 
     def _failing_layer(self, error: Exception) -> str:
         frames = traceback.walk_tb(error.__traceback__)
@@ -91,18 +91,18 @@ def _check_bound(graph: Graph, bound: dict[str, torch.Tensor]) -> None:
     for name, tensor in bound.items():
         if name not in values:
             raise NetworkError(f"{graph.name}: {name}: the network has no such input")
-        _check_one(graph, values[name], tensor)
+        _check_input(graph, values[name], tensor)
 
 
-def _check_one(graph: Graph, value: Value, tensor: torch.Tensor) -> None:
+def _check_input(graph: Graph, value: Value, tensor: torch.Tensor) -> None:
     shape, dtype = value.shape, value.dtype
     if dtype == FP4:  # two codes a byte
         shape, dtype = (*shape[:-1], shape[-1] // 2), "uint8"
     sizes = zip(shape, tensor.shape, strict=False)
     fits = len(value.shape) == tensor.dim() and all(want in (-1, have) for want, have in sizes)
     if not fits or str(tensor.dtype) != f"torch.{dtype}":
-        found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-        raise NetworkError(f"{graph.name}: input {value.name}: found {found}, expected {_described(value)}")
+        given = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        raise NetworkError(f"{graph.name}: input {value.name}: found {given}, expected {_described(value)}")
 
 
 def _described(value: Value) -> str:
