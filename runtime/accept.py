@@ -1,7 +1,7 @@
-"""Which drafts are accepted and what comes after them: packs the acceptance networks' inputs, reads their outputs.
+"""Accepts drafts and samples the token after them: packs the acceptance networks' inputs, reads their outputs.
 
 A draft that was not drawn (the drafter's best: q is one-hot) is compared, not weighed. Rejection sampling would keep it
-with chance p(draft) and else draw from the rest, which is what happens when a token is drawn from p and compared with
+with chance p(draft) and else draw from the rest, and just that happens when a token is drawn from p and compared with
 it. As the number that draws is the position's, answers are the same with and without drafts, token for token, also at
 temperature 1 (but for near ties, within roundings: docs/speculation.md). Drawn drafts go through rejection sampling.
 
@@ -73,7 +73,7 @@ class Acceptance:
         return self._with_logprobs(logits, blocks, accepted)
 
     def _sampling(self, logits: Outputs, blocks: abc.Sequence[DraftBlock]) -> Inputs:
-        """How every row is sampled: its logits, their adjustments, and the settings of its request."""
+        """The inputs that sample every row: its logits, their adjustments, and the settings of its request."""
         rows = [len(block.drafts) + 1 for block in blocks]
         samplings = [block.sequence.request.sampling for block in blocks]
         dtypes = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32}

@@ -1,4 +1,4 @@
-"""How many drafts are verified, chosen anew every step: those whose verification pays.
+"""Chooses, anew every step, how many drafts are verified: those whose verification pays.
 
 A slot is one draft of one sequence. Its survival S is the product of the chances that it and all drafts before it
 stand; after a draft that ends the answer it is 0, for nothing that follows could be emitted. Verifying a slot costs a
@@ -89,7 +89,7 @@ class AdaptiveVerification:
         self._price, self._steps = 0.0, 0
 
     def choose(self, max_drafts: Sequence[int], drafts: Drafts, endings: Sequence[Collection[int]]) -> list[int]:
-        """How many drafts of each block are verified, from 0 up. max_drafts: how many may be. drafts: the blocks.
+        """The number of drafts of each block to verify, from 0 up. max_drafts: how many may be. drafts: the blocks.
         endings: tokens that end the answer, of each."""
         survival_BJ = survivals(self.estimates.chances(_signal(drafts)), drafts.ids, endings)
         may_BJ = (np.arange(survival_BJ.shape[1]) < np.array(max_drafts)[:, None]) & (survival_BJ >= self.threshold)

@@ -1,4 +1,4 @@
-"""What a step costs by its size: a table of milliseconds, measured once (`runtime/profile.py`) and kept as JSON."""
+"""A table of what steps of each size cost, in milliseconds: measured once (`runtime/profile.py`) and kept as JSON."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class CostCurve:
 
 @dataclass(frozen=True)
 class CostTable:
-    """What the runs of a step cost. draft_ms: a drafter run, by blocks. verify_ms: a verifier run, by rows."""
+    """The costs of a step's runs. draft_ms: of a drafter run, by blocks. verify_ms: of a verifier run, by rows."""
 
     draft_ms: CostCurve
     verify_ms: CostCurve

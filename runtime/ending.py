@@ -1,4 +1,4 @@
-"""Where an answer ends: end tokens, stop texts and max_tokens, in one place.
+"""Ends an answer: end tokens, stop texts and max_tokens, in one place.
 
 A step yields several tokens and any of them may be the last. Whatever comes after it in the same block
 is dropped here, before anyone counts, caches or shows it.

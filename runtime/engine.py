@@ -138,8 +138,8 @@ class Engine:
         if request.sampling.adjusts:
             adjustments = Adjustments(request.sampling, request.prompt_ids, ending.tokens)
         stats = SpecStats(self.stats.num_spec_tokens)
-        reach = self.drafter.reach if self.drafter else 0
-        sequence = Sequence(request, ending, len(request.prompt_ids) + max_tokens, stats, adjustments, reach)
+        max_positions = self.drafter.max_positions if self.drafter else 0
+        sequence = Sequence(request, ending, len(request.prompt_ids) + max_tokens, stats, adjustments, max_positions)
         self.scheduler.add(sequence)
         return sequence
 

@@ -1,4 +1,4 @@
-"""How likely each draft is to be accepted when all before it were, from what its drafter says of it.
+"""Estimates each draft's chance of acceptance, given that all before it were accepted, from its drafter's signal.
 
 A drafter with a confidence head says so itself, in chances that may be calibrated; of others the margin between the
 best two scores is turned into a chance by what came of such margins before. Neither looks at the draft itself, nor at
@@ -33,7 +33,7 @@ class Estimates(Protocol):
 
     @property
     def exploring(self) -> bool:
-        """Whether all drafts of the next step are verified, to learn of them."""
+        """True when all drafts of the next step should be verified, to learn of them."""
         ...
 
     def chances(self, signal_BJ: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ class Estimates(Protocol):
 
 class Confidence:
     """The drafter's own confidence c, as sigmoid(logit(c) / T_k) at position k (Guo et al., On Calibration of Modern
-    Neural Networks, 2017). temperatures: one a position; None: as it is."""
+    Neural Networks, 2017). temperatures: one a position; None keeps c."""
 
     exploring = False
 

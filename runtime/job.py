@@ -51,6 +51,6 @@ def ignore(at: int, job: Job) -> None:
 
 def note_of(sequence: Sequence, engine: Engine) -> str | None:
     """A sentence that the reader of an answer should know, if there is one."""
-    if engine.drafter is None or not sequence.beyond_reach:
+    if engine.drafter is None or not sequence.outgrew_drafter:
         return None
-    return f"{engine.drafter_name} knows {engine.drafter.reach:,} positions; beyond them nothing was drafted"
+    return f"{engine.drafter_name} knows {engine.drafter.max_positions:,} positions; beyond them nothing was drafted"

@@ -87,7 +87,7 @@ def pack_blocks(
 
 
 def _ring_inputs(kept: Sequence[Span], anchors: Sequence[Anchor], limits: EngineLimits) -> dict[str, np.ndarray]:
-    """What a drafter's sliding layers read beside the rest."""
+    """The inputs that a drafter's sliding layers read beside the others."""
     ring_pages, size = len(kept[0].ring), limits.page_size
     rings, positions = [anchor.ring for anchor in anchors], [anchor.position for anchor in anchors]
     table, start = ring_page_table(rings, positions, size, ring_pages)

@@ -1,4 +1,4 @@
-"""Pages: who owns which rows of the caches, and where a step's rows are written."""
+"""Pages: sequences own the caches' rows by the page, and a step's rows are written where they belong."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ class Span:
 
 
 def write_plan(spans: Sequence[Span], page_size: int, num_pages: int) -> dict[str, np.ndarray]:
-    """Where the spans' rows go, as network inputs (see `models/layers/paged.py`). Rows are numbered span after span."""
+    """Says where the spans' rows are written, as network inputs (see `models/layers/paged.py`). Rows are numbered span
+    after span."""
     page = np.concatenate([np.asarray(span.pages)[span.positions // page_size] for span in spans])
     slot = np.concatenate([span.positions for span in spans]) % page_size
     return _plan(np.arange(len(slot)), page, slot, num_pages)
 
 
 def ring_write_plan(spans: Sequence[Span], page_size: int, num_pages: int) -> dict[str, np.ndarray]:
-    """The same for the spans' rings: page ordinal o of a sequence lies in its ring page o mod their number. Rows that a
-    later row of the span would overwrite are left out, so a page gets rows of one ordinal only."""
+    """Says the same for the spans' rings: page ordinal o of a sequence lies in its ring page o mod their number. Rows
+    that a later row of the span would overwrite are left out, so a page gets rows of one ordinal only."""
     rows, pages, slots, first = [], [], [], 0
     for span in spans:
         last = (span.start + span.count - 1) // page_size

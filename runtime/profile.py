@@ -1,7 +1,7 @@
 """Measuring what steps cost: the engine's own models run on idle blocks, before any request is there.
 
-An idle sequence reads the null page and writes to pages that nobody owns; what it leaves there is what any finished
-sequence leaves: rows beyond everyone's range until they are overwritten.
+An idle sequence reads the null page and writes to pages that nobody owns. Like any finished sequence it leaves rows
+there, beyond everyone's range until they are overwritten.
 """
 
 from __future__ import annotations

@@ -66,12 +66,12 @@ NO_DRAFTS = Drafts([], {}, (0, 0), torch.empty(0))
 
 
 class Drafter(Protocol):
-    """Proposes blocks. num_drafts: of a block. reach: positions it was made for. ring_pages: pages that a sequence must
-    own for its sliding layers. features: the verifier's outputs that it goes on from. confident: its signal is a chance
-    of acceptance (else a margin)."""
+    """Proposes blocks. num_drafts: of a block. max_positions: that it was made for. ring_pages: pages that a sequence
+    must own for its sliding layers. features: the verifier's outputs that it goes on from. confident: its signal is a
+    chance of acceptance (else a margin)."""
 
     num_drafts: int
-    reach: int
+    max_positions: int
     ring_pages: int
     features: tuple[str, ...]
     confident: bool
@@ -86,7 +86,7 @@ class BlockDrafter:
 
     def __init__(self, model: Model, limits: EngineLimits) -> None:
         self.model, self.limits = model, limits
-        self.num_drafts, self.reach = model.config.num_drafts, model.config.max_position_embeddings
+        self.num_drafts, self.max_positions = model.config.num_drafts, model.config.max_position_embeddings
         self.ring_pages, self.features = model.ring_pages, tuple(model.tap_names)
         outputs = {spec.name for spec in model.contract.outputs}
         self.confident = "confidence" in outputs

@@ -35,7 +35,7 @@ class MtpDrafter:
 
     def __init__(self, model: Model, limits: EngineLimits, num_drafts: int) -> None:
         self.model, self.limits, self.num_drafts = model, limits, num_drafts
-        self.reach = model.config.max_position_embeddings
+        self.max_positions = model.config.max_position_embeddings
         self._least_pages = limits.least_pages(model.config.index_topk)
         self._sampled = "q" in {spec.name for spec in model.contract.outputs}
 

@@ -1,4 +1,4 @@
-"""Who runs in the next step: every sequence that decodes, then as much prompt as fits.
+"""Schedules the next step: every sequence that decodes, then as much prompt as fits.
 
 A sequence gets all the pages it can ever need when it is admitted, so nothing is preempted. Decoding
 sequences always fit one step (the limits say so), and prompts share what is left, oldest first.

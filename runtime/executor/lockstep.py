@@ -65,7 +65,7 @@ class LockstepExecutor:
 
 
 class Rendezvous:
-    """Where ranks meet at collectives."""
+    """Lets ranks meet at collectives."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -31,9 +31,11 @@ def scheduler(seqs: int = 4, batched: int = 40, num_drafts: int = DRAFTS) -> Sch
     return Scheduler(limits, num_drafts, RING_PAGES)
 
 
-def add(one: Scheduler, prompt: int, answer: int, speculate: bool = True, reach: int = FAR) -> Sequence:
+def add(one: Scheduler, prompt: int, answer: int, speculate: bool = True, max_positions: int = FAR) -> Sequence:
     request = Request(prompt_ids=(7,) * prompt, max_tokens=answer, speculate=speculate)
-    sequence = Sequence(request, Ending(request, (), None, answer), prompt + answer, SpecStats(DRAFTS), reach=reach)
+    sequence = Sequence(
+        request, Ending(request, (), None, answer), prompt + answer, SpecStats(DRAFTS), max_positions=max_positions
+    )
     one.add(sequence)
     return sequence
 
@@ -226,18 +228,18 @@ def test_a_step_without_drafts_still_yields_a_token():
 
 def test_the_drafter_stays_silent_beyond_its_reach():
     one = scheduler()
-    sequence, drafts = add(one, prompt=10, answer=30, reach=20), []
-    assert not sequence.beyond_reach
+    sequence, drafts = add(one, prompt=10, answer=30, max_positions=20), []
+    assert not sequence.outgrew_drafter
     while not sequence.finished:
         drafts += [(len(share.sequence.tokens), share.num_drafts) for share in one.plan()]
         step(one)
     assert [many for length, many in drafts if length + DRAFTS > 20] == [0] * sum(n + DRAFTS > 20 for n, _ in drafts)
     assert any(many == DRAFTS for _, many in drafts)
-    assert sequence.beyond_reach
+    assert sequence.outgrew_drafter
 
 
 def test_a_sequence_may_draft_until_its_block_would_end_beyond_the_reach():
     one = scheduler()
-    assert add(one, prompt=10, answer=30, reach=10 + DRAFTS).may_draft  # in its prompt: later
-    assert not add(one, prompt=10, answer=30, reach=9 + DRAFTS).may_draft
+    assert add(one, prompt=10, answer=30, max_positions=10 + DRAFTS).may_draft  # in its prompt: later
+    assert not add(one, prompt=10, answer=30, max_positions=9 + DRAFTS).may_draft
     assert not add(one, prompt=10, answer=30, speculate=False).may_draft
