@@ -24,8 +24,7 @@ _REMEMBERED = 1024  # observations a position
 _PRIOR = np.array([0.5, 0.0])  # w, b: an even chance without a margin, 0.92 with one of 5
 _RIDGE = np.array([4.0, 1.0])  # how firmly the prior is held, of w and b: against sums over the observations
 _NEWTON_STEPS = 8
-_FEWEST, _EPSILON = 0.05, 1e-6  # the range of 1 / T; how far from 0 and 1 a confidence is kept
-_HALVINGS = 50
+_EPSILON = 1e-6  # how far from 0 and 1 a confidence is kept
 
 
 class Estimates(Protocol):
@@ -126,27 +125,6 @@ def _logistic(margin_Z: np.ndarray, stood_Z: np.ndarray, start_2: np.ndarray) ->
             step_2 = step_2 / 2
         weights_2, now = weights_2 - step_2, then
     return weights_2
-
-
-def fit_temperatures(
-    positions_Z: np.ndarray, confidence_Z: np.ndarray, stood_Z: np.ndarray, drafts: int
-) -> tuple[float, ...]:
-    """Temperatures for `Confidence`, one a position, under which the observations are likeliest.
-
-    positions: int, from 0. confidence: the drafter's, in [0, 1]. stood: whether the draft was accepted; of drafts
-    before which all stand. A position without observations keeps 1. The likelihood is concave in 1 / T, so its
-    derivative is bisected, within [1/20, 20]."""
-    temperatures = []
-    for position in range(drafts):
-        here_Z = positions_Z == position
-        z_Z, y_Z = logit(confidence_Z[here_Z]), stood_Z[here_Z]
-        least, middle, most = _FEWEST, 1.0, 1 / _FEWEST
-        for _ in range(_HALVINGS if here_Z.any() else 0):
-            middle = (least * most) ** 0.5
-            rises = (z_Z * (y_Z - sigmoid(middle * z_Z))).sum() > 0
-            least, most = (middle, most) if rises else (least, middle)
-        temperatures.append(1 / middle)
-    return tuple(temperatures)
 
 
 def read_temperatures(path: Path) -> tuple[float, ...]:

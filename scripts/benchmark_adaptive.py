@@ -21,6 +21,7 @@ from pathlib import Path
 import click
 import numpy as np
 from measured import ASSETS, SPECULATION, console, interval, made_by, origin, prompts, quote, write
+from temperatures import fit_temperatures
 from tiny.corpus import held_out_prompts
 
 from glmspec.build.engine import BuildOptions, build_engines
@@ -29,7 +30,7 @@ from glmspec.core.progress import Progress
 from glmspec.runtime.adaptive import AdaptiveVerification
 from glmspec.runtime.cost_table import CostCurve, CostTable
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.estimates import Confidence, Estimates, Margins, fit_temperatures
+from glmspec.runtime.estimates import Confidence, Estimates, Margins
 from glmspec.runtime.profile import LoadedModels, measure_costs
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
