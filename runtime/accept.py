@@ -15,17 +15,16 @@ from collections import abc
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from glmspec.models.acceptance import NETWORKS
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.adjustments import UNCHANGED
+from glmspec.runtime.executor import Tensors
 from glmspec.runtime.model import Model
-from glmspec.runtime.pack import Inputs, tensors
+from glmspec.runtime.pack import tensors
 from glmspec.runtime.request import TokenLogprob
 from glmspec.runtime.sequence import Accepted, Sequence
 
-Outputs = abc.Mapping[str, torch.Tensor]
 STANDARD, BLOCK = "standard", "block"
 
 
@@ -46,33 +45,28 @@ class Acceptance:
         self._networks, self._limits, self._method = networks, limits, method
         self._rejecting = next((name for name in networks if name not in NETWORKS), "")  # none where no draft is drawn
 
-    def accept(
-        self,
-        logits: Outputs,
-        blocks: abc.Sequence[DraftBlock],
-        probs: Outputs,
-    ) -> list[Accepted]:
-        """The outcome of each block, in order. logits: the verifier's outputs, rows of anchor and drafts block after
+    def accept(self, verified: Tensors, blocks: abc.Sequence[DraftBlock], probs: Tensors) -> list[Accepted]:
+        """The outcome of each block, in order. verified: the verifier's outputs, rows of anchor and drafts block after
         block. probs: the tensors that drafts were drawn from (`Drafts.probs`)."""
         if not blocks:
             return []
         inputs = pack_drafts([block.drafts for block in blocks], self._limits)
         if any(block.q_rows and block.sequence.request.sampling.temperature for block in blocks):
             name = self._rejecting
-            inputs |= self._sampling(logits, blocks) | dict(probs) | self._rejection(blocks)
+            inputs |= self._sampling(verified, blocks) | probs | self._rejection(blocks)
         elif all(block.sequence.request.sampling.plain for block in blocks):
             name = "accept"
-            inputs["greedy_ids"] = logits["greedy_ids"]
+            inputs["greedy_ids"] = verified["greedy_ids"]
         else:
             name = "sample"
-            inputs |= self._sampling(logits, blocks)
+            inputs |= self._sampling(verified, blocks)
             inputs |= tensors({"uniform": np.concatenate([_uniform(block) for block in blocks])})
         out = self._networks[name].run(inputs)
         counts_and_tokens = zip(out["accepted"].tolist(), out["tokens"].tolist(), strict=True)
         accepted = [Accepted(count, tokens[: count + 1]) for count, tokens in counts_and_tokens]
-        return self._with_logprobs(logits, blocks, accepted)
+        return self._with_logprobs(verified, blocks, accepted)
 
-    def _sampling(self, logits: Outputs, blocks: abc.Sequence[DraftBlock]) -> Inputs:
+    def _sampling(self, verified: Tensors, blocks: abc.Sequence[DraftBlock]) -> Tensors:
         """The inputs that sample every row: its logits, their adjustments, and the settings of its request."""
         rows = [len(block.drafts) + 1 for block in blocks]
         samplings = [block.sequence.request.sampling for block in blocks]
@@ -82,10 +76,10 @@ class Acceptance:
             for name, dtype in dtypes.items()
         }
         # As many as there are, or more, is no limit.
-        settings["top_k"][settings["top_k"] >= logits["logits"].shape[1]] = 0
-        return {"logits": logits["logits"]} | tensors(settings | _adjustments(blocks))
+        settings["top_k"][settings["top_k"] >= verified["logits"].shape[1]] = 0
+        return {"logits": verified["logits"]} | tensors(settings | _adjustments(blocks))
 
-    def _rejection(self, blocks: abc.Sequence[DraftBlock]) -> Inputs:
+    def _rejection(self, blocks: abc.Sequence[DraftBlock]) -> Tensors:
         """The numbers that accept drafts and draw the last token, and where each draft's q is."""
         accepting, last, q_rows = [], [], []
         for block in blocks:
@@ -108,7 +102,7 @@ class Acceptance:
         )
 
     def _with_logprobs(
-        self, logits: Outputs, blocks: abc.Sequence[DraftBlock], accepted: list[Accepted]
+        self, verified: Tensors, blocks: abc.Sequence[DraftBlock], accepted: list[Accepted]
     ) -> list[Accepted]:
         """The outcomes with log-probabilities, where requests want them."""
         top_counts = [block.sequence.request.sampling.logprobs for block in blocks]
@@ -116,7 +110,7 @@ class Acceptance:
             return accepted
         rows = [(a.tokens + [0] * len(b.drafts))[: len(b.drafts) + 1] for b, a in zip(blocks, accepted, strict=True)]
         chosen = tensors({"token_ids": np.concatenate(rows)})
-        out = self._networks["logprobs"].run({"logits": logits["logits"]} | chosen)
+        out = self._networks["logprobs"].run({"logits": verified["logits"]} | chosen)
         own, ids, values = (out[name].tolist() for name in ("logprobs", "top_ids", "top_logprobs"))
         first = np.cumsum([0, *(len(block.drafts) + 1 for block in blocks)])
         return [
@@ -133,7 +127,7 @@ def _possible(ids: abc.Sequence[int], logprobs: abc.Sequence[float]) -> tuple[tu
     return tuple((token, logprob) for token, logprob in zip(ids, logprobs, strict=True) if logprob > -math.inf)
 
 
-def pack_drafts(drafts: abc.Sequence[abc.Sequence[int]], limits: EngineLimits) -> Inputs:
+def pack_drafts(drafts: abc.Sequence[abc.Sequence[int]], limits: EngineLimits) -> Tensors:
     """Blocks as network inputs: the drafts of each, and its rows among the verifier's. Beyond its drafts a block
     repeats its last row. drafts: token ids, a list a block."""
     count_B = np.array([len(ids) for ids in drafts])

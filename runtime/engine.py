@@ -26,6 +26,7 @@ from glmspec.runtime.adjustments import Adjustments
 from glmspec.runtime.cost_table import MadeFor
 from glmspec.runtime.directory import EngineDirectory
 from glmspec.runtime.ending import Ending
+from glmspec.runtime.executor import Tensors
 from glmspec.runtime.model import Model
 from glmspec.runtime.profile import LoadedModels
 from glmspec.runtime.propose import BlockDrafter, Drafter
@@ -180,7 +181,7 @@ class Engine:
 def _model(
     checkpoint: Checkpoint,
     record: dict[str, Any],
-    shared: abc.Sequence[dict[str, torch.Tensor]] | None = None,
+    shared: abc.Sequence[Tensors] | None = None,
     network: Mtp | None = None,
 ) -> Model:
     """Loads a model. record: its own config.json. shared: weights of other models to take, by rank. network: the one to

@@ -22,7 +22,7 @@ from glmspec.network.limits import EngineLimits
 from glmspec.network.reader import read
 from glmspec.network.shards import Mapping
 from glmspec.network.trt import backend
-from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor
+from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor, Tensors
 
 
 class Model:
@@ -36,7 +36,7 @@ class Model:
         model: NetworkModel,
         limits: EngineLimits,
         net_config: NetworkConfig,
-        weights: Sequence[dict[str, torch.Tensor]],
+        weights: Sequence[Tensors],
         *,
         network_sha256: str | None = None,
         **executor_options: Any,
@@ -68,7 +68,7 @@ class Model:
         else:
             self.executor = LockstepExecutor(graph, bound, self.caches, **executor_options)
 
-    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def run(self, inputs: Tensors) -> Tensors:
         """Run one step. `contract` has the names, shapes and dtypes of inputs and outputs."""
         return self.executor.run(inputs)
 
@@ -102,7 +102,7 @@ def rope_table(spec: TensorSpec, theta: float) -> torch.Tensor:
     return torch.cat([angle.cos(), angle.sin()], 1).to(getattr(torch, spec.dtype))
 
 
-def _weight(spec: TensorSpec, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+def _weight(spec: TensorSpec, weights: Tensors) -> torch.Tensor:
     if spec.name not in weights:
         raise EngineError(f"weight {spec}: not in the checkpoint the engine was built for")
     tensor = weights[spec.name]

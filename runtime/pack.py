@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from glmspec.network.limits import EngineLimits
+from glmspec.runtime.executor import Tensors
 from glmspec.runtime.pages import NULL_PAGE, Span, page_table, ring_page_table, ring_write_plan, write_plan
-
-Inputs = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Anchor:
 IDLE_ANCHOR = Anchor(pages=(NULL_PAGE,), token=0, position=0)
 
 
-def pack_rows(rows: Sequence[Rows], limits: EngineLimits, least_pages: int) -> Inputs:
+def pack_rows(rows: Sequence[Rows], limits: EngineLimits, least_pages: int) -> Tensors:
     """The verifier's inputs. least_pages: pages a table must have for the DSA top-k."""
     spans = [run.span for run in rows]
     segment_rows_GS, row_slot_N2, owner_G = _segments(spans, limits.segment_rows)
@@ -67,7 +66,7 @@ def pack_rows(rows: Sequence[Rows], limits: EngineLimits, least_pages: int) -> I
 
 def pack_blocks(
     kept_rows: Sequence[int], kept: Sequence[Span], anchors: Sequence[Anchor], limits: EngineLimits
-) -> Inputs:
+) -> Tensors:
     """A drafter's inputs, but for the taps. kept_rows: rows of the last verifier step to append to the context;
     kept: whose they are, in the same order. anchors: of the blocks to draft. Sequences that have rings give the inputs
     of sliding layers too."""
@@ -116,7 +115,7 @@ def _segments(spans: Sequence[Span], max_rows: int) -> tuple[np.ndarray, np.ndar
     return segment_rows_GS, row_slot_N2, owner_G
 
 
-def tensors(arrays: dict[str, np.ndarray]) -> Inputs:
+def tensors(arrays: dict[str, np.ndarray]) -> Tensors:
     """Network inputs: float32 stays, every other dtype becomes int32."""
     return {
         name: torch.from_numpy(array if array.dtype == np.float32 else array.astype(np.int32, copy=False))

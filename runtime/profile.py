@@ -17,8 +17,9 @@ from glmspec.core.files import check_output
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.cost_table import CostCurve, CostTable, MadeFor, load_costs, save_costs
 from glmspec.runtime.ending import Ending
+from glmspec.runtime.executor import Tensors
 from glmspec.runtime.model import Model
-from glmspec.runtime.pack import Inputs, Rows, pack_rows
+from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import NULL_PAGE, PagePool, Span
 from glmspec.runtime.propose import Drafter, KeptRows
 from glmspec.runtime.request import Request
@@ -116,7 +117,7 @@ def _block_rows(limits: EngineLimits) -> int:
     return max(1, min(limits.block_rows, limits.max_model_len // 2))
 
 
-def _verify(models: LoadedModels, idle: abc.Sequence[Sequence], rows: int) -> Callable[[], Inputs]:
+def _verify(models: LoadedModels, idle: abc.Sequence[Sequence], rows: int) -> Callable[[], Tensors]:
     """A verifier run of so many rows in all, whole blocks but for the last."""
     limits, verifier = models.limits, models.verifier
     least_pages = limits.least_pages(verifier.config.index_topk)

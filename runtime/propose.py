@@ -14,12 +14,11 @@ import torch
 
 from glmspec.models.dflash import TEMPERATURE, UNIFORM
 from glmspec.network.limits import EngineLimits
+from glmspec.runtime.executor import Tensors
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Anchor, pack_blocks
 from glmspec.runtime.pages import Span
 from glmspec.runtime.sequence import Sequence
-
-Features = abc.Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Drafts:
     best two scores; no signal of a draft depends on that draft or on a later one."""
 
     ids: list[list[int]]
-    probs: Features
+    probs: Tensors
     strides: tuple[int, int]
     signal: torch.Tensor
 
@@ -76,7 +75,7 @@ class Drafter(Protocol):
     features: tuple[str, ...]
     confident: bool
 
-    def propose(self, features: Features, kept: abc.Sequence[KeptRows], drafting: abc.Sequence[Sequence]) -> Drafts:
+    def propose(self, features: Tensors, kept: abc.Sequence[KeptRows], drafting: abc.Sequence[Sequence]) -> Drafts:
         """Append the kept rows to the drafter's own context, then draft a block for each of `drafting`."""
         ...
 
@@ -92,7 +91,7 @@ class BlockDrafter:
         self.confident = "confidence" in outputs
         self._sampled = "q" in outputs
 
-    def propose(self, features: Features, kept: abc.Sequence[KeptRows], drafting: abc.Sequence[Sequence]) -> Drafts:
+    def propose(self, features: Tensors, kept: abc.Sequence[KeptRows], drafting: abc.Sequence[Sequence]) -> Drafts:
         """See `Drafter`."""
         rows = [row for run in kept for row in run.rows]
         anchors = [Anchor(own.pages, own.tokens[-1], len(own.tokens) - 1, own.ring) for own in drafting]
@@ -107,7 +106,7 @@ class BlockDrafter:
         return Drafts(out["draft_ids"].tolist()[:count], probs, (self.num_drafts, 1), signal[:count])
 
 
-def draft_noise(drafting: abc.Sequence[Sequence], num_drafts: int) -> dict[str, torch.Tensor]:
+def draft_noise(drafting: abc.Sequence[Sequence], num_drafts: int) -> Tensors:
     """Temperatures and uniform numbers that draw the drafts; those of an idle block when no sequence drafts."""
     temperature_B = np.zeros(max(1, len(drafting)), dtype=np.float32)
     uniform_BJ = np.zeros((max(1, len(drafting)), num_drafts), dtype=np.float32)

@@ -17,10 +17,11 @@ import torch
 
 from glmspec.models.dflash import TEMPERATURE, UNIFORM
 from glmspec.network.limits import EngineLimits
+from glmspec.runtime.executor import Tensors
 from glmspec.runtime.model import Model
-from glmspec.runtime.pack import Inputs, Rows, pack_rows, tensors
+from glmspec.runtime.pack import Rows, pack_rows, tensors
 from glmspec.runtime.pages import Span
-from glmspec.runtime.propose import NO_DRAFTS, Drafts, Features, KeptRows, draft_noise
+from glmspec.runtime.propose import NO_DRAFTS, Drafts, KeptRows, draft_noise
 from glmspec.runtime.sequence import Sequence
 
 _HIDDEN = "hidden"
@@ -39,7 +40,7 @@ class MtpDrafter:
         self._least_pages = limits.least_pages(model.config.index_topk)
         self._sampled = "q" in {spec.name for spec in model.contract.outputs}
 
-    def propose(self, features: Features, kept: abc.Sequence[KeptRows], drafting: abc.Sequence[Sequence]) -> Drafts:
+    def propose(self, features: Tensors, kept: abc.Sequence[KeptRows], drafting: abc.Sequence[Sequence]) -> Drafts:
         """See `Drafter`. Every sequence that drafts is among the kept."""
         noise = draft_noise(drafting, self.num_drafts) if self._sampled else {}
         inputs, out = self._append(features[_HIDDEN], kept, drafting, noise)
@@ -54,8 +55,8 @@ class MtpDrafter:
         return Drafts(ids_BJ.tolist(), probs, (1, len(drafting)), margin_BJ)
 
     def _append(
-        self, hidden: torch.Tensor, kept: abc.Sequence[KeptRows], drafting: abc.Sequence[Sequence], noise: Inputs
-    ) -> tuple[Inputs, dict[str, torch.Tensor]]:
+        self, hidden: torch.Tensor, kept: abc.Sequence[KeptRows], drafting: abc.Sequence[Sequence], noise: Tensors
+    ) -> tuple[Tensors, Tensors]:
         """The first run appends all kept rows. Sequences that draft come first, in their order, which is then that of
         the drafts. Returns the run's inputs and outputs."""
         places = {sequence: place for place, sequence in enumerate(drafting)}
@@ -69,8 +70,8 @@ class MtpDrafter:
         return self._run(inputs | {_HIDDEN: hidden}, noise, 0)
 
     def _go_on(
-        self, before: Inputs, out: dict[str, torch.Tensor], drafting: abc.Sequence[Sequence], draft: int, noise: Inputs
-    ) -> tuple[Inputs, dict[str, torch.Tensor]]:
+        self, before: Tensors, out: Tensors, drafting: abc.Sequence[Sequence], draft: int, noise: Tensors
+    ) -> tuple[Tensors, Tensors]:
         """A later run has one row a sequence, on the draft and the hidden state of the run before. Returns its inputs
         and outputs."""
         rows = []
@@ -84,7 +85,7 @@ class MtpDrafter:
         inputs |= {"token_ids": out["draft_ids"], _HIDDEN: out["draft_hidden"], "hidden_rows": before["logit_rows"]}
         return self._run(inputs, noise, draft)
 
-    def _run(self, inputs: Inputs, noise: Inputs, draft: int) -> tuple[Inputs, dict[str, torch.Tensor]]:
+    def _run(self, inputs: Tensors, noise: Tensors, draft: int) -> tuple[Tensors, Tensors]:
         if noise:
             inputs |= {TEMPERATURE: noise[TEMPERATURE], UNIFORM: noise[UNIFORM][:, draft].contiguous()}
         return inputs, self.model.run(inputs)

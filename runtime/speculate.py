@@ -9,11 +9,10 @@ appends them to its context.
 
 from __future__ import annotations
 
-import torch
-
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.accept import Acceptance, DraftBlock
 from glmspec.runtime.adaptive import AdaptiveVerification
+from glmspec.runtime.executor import Tensors
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
@@ -24,8 +23,9 @@ from glmspec.runtime.sequence import Accepted
 
 
 class SpeculativeLoop:
-    """Runs steps on a verifier and, if there is one, a drafter. Owns no sequences. adaptive: chooses how many drafts
-    are verified; None verifies them all."""
+    """Runs steps on a verifier and, if there is one, a drafter. Owns no sequences; from one step to the next it keeps
+    the verifier's features, and which of their rows the drafter shall append. adaptive: chooses how many drafts are
+    verified; None verifies them all."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class SpeculativeLoop:
         self.verifier, self.drafter, self.acceptance = verifier, drafter, acceptance
         self.limits, self.adaptive = limits, adaptive
         self._least_pages = limits.least_pages(verifier.config.index_topk)
-        self._features: dict[str, torch.Tensor] = {}
-        self._kept: list[KeptRows] = []
+        self._last_features: Tensors = {}
+        self._last_kept: list[KeptRows] = []
 
     def step(self, shares: list[Share]) -> list[Delta | None]:
         """Run one step. Returns what the answer of each share gains, None while its prompt goes on."""
@@ -59,10 +59,10 @@ class SpeculativeLoop:
 
     def _draft(self, shares: list[Share]) -> Drafts:
         """Append the kept rows to the drafter's context, and draft for the shares."""
-        kept = [run for run in self._kept if not run.sequence.finished]  # it may have been aborted since
+        kept = [run for run in self._last_kept if not run.sequence.finished]  # it may have been aborted since
         if self.drafter is None or not kept:
             return NO_DRAFTS
-        return self.drafter.propose(self._features, kept, [share.sequence for share in shares])
+        return self.drafter.propose(self._last_features, kept, [share.sequence for share in shares])
 
     def _choose(self, shares: list[Share], drafts: Drafts) -> dict[Share, DraftBlock]:
         """The drafts of each share that the verifier is shown."""
@@ -83,19 +83,19 @@ class SpeculativeLoop:
         rows: list[Rows],
         blocks: dict[Share, DraftBlock],
         accepted: dict[Share, Accepted],
-        out: dict[str, torch.Tensor],
+        out: Tensors,
     ) -> list[Delta | None]:
         """Append what was accepted to the sequences; remember which rows were kept, and their features."""
-        deltas, self._kept, first_row = [], [], 0
+        deltas, self._last_kept, first_row = [], [], 0
         for share, run in zip(shares, rows, strict=True):
             sequence, start = share.sequence, share.sequence.cached
             drafts = blocks[share].drafts if share in blocks else ()
             deltas.append(sequence.advance(share.num_tokens, drafts, accepted.get(share)))
             if not sequence.finished and sequence.may_draft:
-                self._kept.append(KeptRows(sequence, first_row, start, sequence.cached - start))
+                self._last_kept.append(KeptRows(sequence, first_row, start, sequence.cached - start))
             first_row += run.span.count
         if self.drafter:
-            self._features = {name: out[name] for name in self.drafter.features}
+            self._last_features = {name: out[name] for name in self.drafter.features}
         return deltas
 
 

@@ -16,6 +16,8 @@ from glmspec.runtime.executor import functions
 from glmspec.runtime.executor.planner import plan
 from glmspec.runtime.executor.variables import Program, Statement
 
+Tensors = dict[str, torch.Tensor]  # by name
+
 
 class ReferenceExecutor:
     """A network that runs in PyTorch.
@@ -30,8 +32,8 @@ class ReferenceExecutor:
     def __init__(
         self,
         graph: Graph,
-        weights: dict[str, torch.Tensor],
-        caches: dict[str, torch.Tensor],
+        weights: Tensors,
+        caches: Tensors,
         *,
         regions: bool = True,
         lowest_wins: bool = True,
@@ -55,7 +57,7 @@ class ReferenceExecutor:
         exec(compile(source, f"<{graph.name}>", "exec"), namespace)  # our own source
         self._step = namespace["step"]
 
-    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def run(self, inputs: Tensors) -> Tensors:
         """One step. Raises `NetworkError` for an input that does not fit, or a layer that fails, by name."""
         self._check_step(inputs)
         try:
@@ -64,7 +66,7 @@ class ReferenceExecutor:
         except Exception as error:
             raise NetworkError(f"{self._failing_layer(error)}: {error}") from error
 
-    def _check_step(self, inputs: dict[str, torch.Tensor]) -> None:
+    def _check_step(self, inputs: Tensors) -> None:
         for name, value in self._step_values.items():
             if name not in inputs:
                 raise NetworkError(f"{self.graph.name}: input {name}: missing, expected {_described(value)}")
@@ -86,7 +88,7 @@ def _source(program: Program) -> tuple[dict[int, str], str]:
     return {number: statement.layer for number, statement in enumerate(statements, 2)}, "\n".join(text) + "\n"
 
 
-def _check_bound(graph: Graph, bound: dict[str, torch.Tensor]) -> None:
+def _check_bound(graph: Graph, bound: Tensors) -> None:
     values = {value.name: value for value in graph.inputs}
     for name, tensor in bound.items():
         if name not in values:

@@ -16,9 +16,7 @@ import torch
 
 from glmspec.core.errors import NetworkError
 from glmspec.network.reader import Graph
-from glmspec.runtime.executor.executor import ReferenceExecutor
-
-Tensors = dict[str, torch.Tensor]
+from glmspec.runtime.executor.executor import ReferenceExecutor, Tensors
 
 
 class LockstepExecutor:
