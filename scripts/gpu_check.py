@@ -13,7 +13,6 @@ op's least bytes and flops take at the stated speed of the GPU that engines are 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import platform
@@ -61,7 +60,8 @@ class Row:
 
 
 def find_glmspec() -> None:
-    """Let `glmspec.*` be imported from this checkout, installed or not."""
+    """Let `glmspec.*` be imported from this checkout, installed or not; `kernel_checks` too."""
+    sys.path.insert(0, str(ROOT / "scripts"))
     package = types.ModuleType("glmspec")
     package.__path__ = [str(ROOT)]
     sys.modules["glmspec"] = package
@@ -79,16 +79,16 @@ def cases(ops: list[str], batches: tuple[int, ...]) -> Iterator[tuple[Any, str, 
 def inputs_of(op: Any, use: Any, sizes: dict[str, int], compute: str, device: str) -> list[Any]:
     """The op's own example."""
     import torch
+    from kernel_checks.examples import EXAMPLES
 
     g = torch.Generator(device).manual_seed(1)
-    make = importlib.import_module(f"glmspec.plugins.{op.name}.example").example
-    return [x.to(device) for x in make(sizes, use, getattr(torch, compute), g)]
+    return [x.to(device) for x in EXAMPLES[op.name](sizes, use, getattr(torch, compute), g)]
 
 
 def check(op: Any, use: Any, inputs: list[Any], sm: str, compute: str, row: Row) -> None:
     """Run the plugins once and compare. In the interpreter whole numbers must be equal."""
-    from glmspec.plugins.agree import disagreement
-    from glmspec.plugins.launch import Launcher
+    from kernel_checks.agree import disagreement
+    from kernel_checks.launch import Launcher
 
     run = Launcher(sm, poison=77)
     found = op.plugged(run, *(x.clone() for x in inputs), **use.attributes)
@@ -155,7 +155,7 @@ def _first_line(error: Exception) -> str:
 
 def measure(op: Any, use: Any, inputs: list[Any], sm: str, row: Row) -> None:
     """Time the plugins and the reference."""
-    from glmspec.plugins.launch import Launcher
+    from kernel_checks.launch import Launcher
 
     run = Launcher(sm)
     row.plugins = timed(lambda: op.plugged(run, *inputs, **use.attributes), row, "plugins")

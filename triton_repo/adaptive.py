@@ -21,7 +21,7 @@ def parameters_of(settings: Adaptive | None, version_folder: Path) -> dict[str, 
     """version_folder: from which the cost table's place is told. The temperatures themselves are written down."""
     if settings is None:
         return {_ON: "false"}
-    costs = os.path.relpath(settings.costs.resolve(), version_folder) if settings.costs else ""
+    costs = os.path.relpath(settings.costs.resolve(), version_folder) if isinstance(settings.costs, Path) else ""
     temperatures = json.dumps(settings.temperatures) if settings.temperatures else ""
     return {_ON: "true", _THRESHOLD: repr(settings.threshold), _COSTS: costs, _TEMPERATURES: temperatures}
 

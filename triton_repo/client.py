@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,15 +117,20 @@ def _inputs(fields: dict[str, Any]) -> list[Any]:
             value = json.dumps(value)
         values = value if isinstance(value, (list, tuple)) else [value]
         try:
-            if spec.dtype == "TYPE_STRING":
-                values = [one.encode() for one in values]
-            dtype = np.dtype(_NUMPY[spec.dtype])
-            if dtype.kind in "iu" and any(not np.iinfo(dtype).min <= one <= np.iinfo(dtype).max for one in values):
-                raise OverflowError  # numpy below 2 wraps around
-            array = np.array(values, dtype=dtype)
+            array = _array(values, spec.dtype)
         except (AttributeError, TypeError, ValueError, OverflowError):
             raise RequestError(f"{field}: found {value!r}, expected {spec.dtype.removeprefix('TYPE_')}") from None
-        made = grpc.InferInput(spec.names[0], array.shape, np_to_triton_dtype(array.dtype))
-        made.set_data_from_numpy(array)
-        inputs.append(made)
+        infer_input = grpc.InferInput(spec.names[0], array.shape, np_to_triton_dtype(array.dtype))
+        infer_input.set_data_from_numpy(array)
+        inputs.append(infer_input)
     return inputs
+
+
+def _array(values: Sequence[Any], data_type: str) -> np.ndarray:
+    """Values of a field. Raises as Python and numpy do for what its data type does not hold."""
+    if data_type == "TYPE_STRING":
+        return np.array([one.encode() for one in values], dtype=np.object_)
+    dtype = np.dtype(_NUMPY[data_type])
+    if dtype.kind in "iu" and any(not np.iinfo(dtype).min <= one <= np.iinfo(dtype).max for one in values):
+        raise OverflowError  # numpy below 2 wraps around
+    return np.array(values, dtype=dtype)

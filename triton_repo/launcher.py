@@ -65,14 +65,14 @@ class Ports:
 
 def _bound(host: str, port: int) -> socket.socket:
     """A socket on a port, 0 for a free one. Raises `EngineError` when it is taken or the host is not ours."""
-    made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port left a moment ago is free
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port left a moment ago is free
     try:
-        made.bind((host, port))
+        bound.bind((host, port))
     except OSError as error:
-        made.close()
+        bound.close()
         raise EngineError(f"{host}:{port}: cannot listen there ({error}).") from None
-    return made
+    return bound
 
 
 class Server:
@@ -92,7 +92,13 @@ class Server:
     @property
     def pid(self) -> int:
         """Process id of the server."""
-        return self._process.pid
+        return self._running.pid
+
+    @property
+    def _running(self) -> subprocess.Popen:
+        if self._process is None:
+            raise EngineError(f"{self.repository}: its server is not started.")
+        return self._process
 
     def start(self) -> Server:
         """Start and wait until the model is ready. Raises `EngineError` with the log's tail when it never is."""
@@ -123,7 +129,7 @@ class Server:
 
     def wait(self) -> int:
         """Wait until the server ends by itself; its exit code."""
-        return self._process.wait()
+        return self._running.wait()
 
     def stop(self) -> None:
         """Let requests in flight finish, then end the server and whatever it leaves behind."""
@@ -155,8 +161,8 @@ class Server:
         url = f"http://{self.ports.host}:{self.ports.http}/v2/health/ready"
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise EngineError(f"tritonserver ended with code {self._process.returncode}:\n{self._tail()}")
+            if self._running.poll() is not None:
+                raise EngineError(f"tritonserver ended with code {self._running.returncode}:\n{self._tail()}")
             try:
                 with urllib.request.urlopen(url, timeout=2):
                     return
@@ -215,7 +221,7 @@ def _command(scratch: Path) -> tuple[list[str], dict[str, str]]:
     if system := shutil.which("tritonserver"):
         return [system], environment
     spec = importlib.util.find_spec("pytriton")
-    if spec is None:
+    if spec is None or not spec.submodule_search_locations:
         raise MissingCapability(
             "no tritonserver on PATH and no nvidia-pytriton in this environment. "
             "Use NVIDIA's Triton container, or: pip install 'glmspec[local]'"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
+import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingImports]
 
 from glmspec.core.errors import GlmspecError, RequestError
 from glmspec.runtime.request import Answer, Delta

@@ -90,7 +90,8 @@ def model_config(parameters: dict[str, str]) -> str:
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
-    config = model_config_pb2.ModelConfig(name=MODEL_NAME, backend="python", max_batch_size=0)
+    message = model_config_pb2.ModelConfig  # pyright: ignore[reportAttributeAccessIssue]  (protobuf makes it at import)
+    config = message(name=MODEL_NAME, backend="python", max_batch_size=0)
     config.model_transaction_policy.decoupled = True
     config.instance_group.add(kind="KIND_CPU", count=1)
     for side, fields, optional in ((config.input, INPUTS, True), (config.output, OUTPUTS, False)):

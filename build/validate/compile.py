@@ -99,7 +99,9 @@ def author(deployment: Deployment, unit: Unit, proxy: Backend) -> Network:
     model = member.model
     if unit.layers is not None:
         rows = member.index_topk(limits)
-        model = LayerGroup(member.config, member.taps, unit.layers, rows, hidden=member.hidden, illegal=member.illegal)
+        model = LayerGroup(
+            member.verifier_config, member.taps, unit.layers, rows, hidden=member.hidden, illegal=member.illegal
+        )
     return model.author(limits, net_config, proxy)
 
 

@@ -51,14 +51,14 @@ def _dtype_faults(node: Node) -> Iterator[Fault]:
         if any(size == 0 or size < -1 for size in value.shape):
             yield Fault(node.name, f"gives an empty tensor {list(value.shape)}.", _REPORT)
     kind = f"{node.kind} {node.attributes['op']}" if node.kind == "REDUCE" else node.kind
-    if kind in _FLOAT32 and node.inputs[0].dtype != "float32":
-        yield Fault(node.name, f"{_FLOAT32[kind]} in {node.inputs[0].dtype}, expected float32.", _REPORT)
+    if kind in _FLOAT32 and node.operands[0].dtype != "float32":
+        yield Fault(node.name, f"{_FLOAT32[kind]} in {node.operands[0].dtype}, expected float32.", _REPORT)
     if node.kind not in QUANTIZED_READERS:
         for value in node.inputs:
             if value is not None and value.dtype in _QUANTIZED:
                 yield Fault(node.name, f"reads {value.name} in {value.dtype}: it must be dequantized first.", _REPORT)
-    if node.kind == "MATRIX_MULTIPLY" and len({value.dtype for value in node.inputs}) > 1:
-        yield Fault(node.name, f"multiplies {' and '.join(value.dtype for value in node.inputs)}.", _REPORT)
+    if node.kind == "MATRIX_MULTIPLY" and len({value.dtype for value in node.operands}) > 1:
+        yield Fault(node.name, f"multiplies {' and '.join(value.dtype for value in node.operands)}.", _REPORT)
 
 
 def _cache_faults(graph: Graph, contract: Contract) -> Iterator[Fault]:
@@ -66,11 +66,11 @@ def _cache_faults(graph: Graph, contract: Contract) -> Iterator[Fault]:
     updates: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node.kind == "KV_CACHE_UPDATE":
-            updates.setdefault(node.inputs[0].name, []).append(node)
+            updates.setdefault(node.operands[0].name, []).append(node)
     outputs = {value.name: value for value in graph.outputs}
     for spec in contract.of_role(CACHE):
-        made = updates.get(spec.name, [])
-        if len(made) != 1:
-            yield Fault(spec.name, f"a cache that {len(made)} layers update, expected one.", _REPORT)
-        elif made[0].output.name != f"{spec.name}.updated" or f"{spec.name}.updated" not in outputs:
-            yield Fault(made[0].name, f"updates {spec.name} without giving it as {spec.name}.updated.", _REPORT)
+        writers = updates.get(spec.name, [])
+        if len(writers) != 1:
+            yield Fault(spec.name, f"a cache that {len(writers)} layers update, expected one.", _REPORT)
+        elif writers[0].output.name != f"{spec.name}.updated" or f"{spec.name}.updated" not in outputs:
+            yield Fault(writers[0].name, f"updates {spec.name} without giving it as {spec.name}.updated.", _REPORT)

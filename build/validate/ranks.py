@@ -78,7 +78,7 @@ def rank_faults(graph: Graph, parts: dict[str, str]) -> Iterator[Fault]:
             if wrong := None if experts else _misused(node, len(inputs), divided, found):
                 yield wrong
                 continue
-            lookup = node.kind == "SELECT" and node.inputs[0].name in found  # zero where another rank has the row
+            lookup = node.kind == "SELECT" and node.operands[0].name in found  # zero where another rank has the row
             made = _state(node, divided, experts or (lookup and node.output.dtype in _FLOATS))
             found.update({value.name: made for value in node.outputs})
     for value in graph.outputs:
@@ -117,7 +117,7 @@ def _misused(node: Node, inputs: int, divided: list[_Divided], names: Collection
     if TERM not in states:
         return None
     scaled = node.kind == "ELEMENTWISE" and node.attributes["op"] in ("PROD", "DIV") and len(divided) == 1
-    rows = node.kind == "GATHER" and len(divided) == 1 and node.inputs[0].name in names  # some of a term's rows
+    rows = node.kind == "GATHER" and len(divided) == 1 and node.operands[0].name in names  # some of a term's rows
     beside = node.kind == "CONCATENATION" and len(divided) == inputs and set(states) == {TERM}
     if node.kind in _LINEAR or scaled or rows or beside or (sums and set(states) == {TERM}):
         return None

@@ -108,8 +108,9 @@ class Report:
         """The table, then the faults in full."""
         title = ", ".join(f"{key} {value}" for key, value in self.subject.items())
         table = Table(title=escape(f"Validation: {title}"), title_justify="left")
-        for column, justify in (("stage", "left"), ("result", "left"), ("seconds", "right"), ("checked", "left")):
-            table.add_column(column, justify=justify, overflow="fold", no_wrap=column == "stage")
+        for column in ("stage", "result", "seconds", "checked"):
+            right = column == "seconds"
+            table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column == "stage")
         for one in self.outcomes:
             colour = {PASSED: "green", FAILED: "red", NOT_RUN: "yellow"}[one.status]
             told = one.why or "\n".join(one.facts) or (f"faults: {len(one.faults)}, below" if one.faults else one.title)

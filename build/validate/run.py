@@ -58,7 +58,7 @@ class Stage:
 def _config(case: Case, _: Wanted) -> Checked:
     """That the deployment opened says that its configs agree; here is what they add up to."""
     deployment, limits = case.deployment, case.deployment.limits
-    config = deployment.verifier.config
+    config = deployment.verifier.verifier_config
     limits.index_topk(config.index_topk)
     numbers = {
         "layers": config.num_hidden_layers,

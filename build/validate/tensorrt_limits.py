@@ -48,9 +48,9 @@ def layer_faults(graph: Graph, capability: str | None) -> Iterator[Fault]:
         if node.kind == "TOPK" and node.attributes["k"] > MAX_TOPK:
             advice = "Choose a smaller k in the model's config."
             yield Fault(node.name, f"K: found {node.attributes['k']}, expected at most {MAX_TOPK}.", advice)
-        if node.kind == "KV_CACHE_UPDATE" and node.inputs[0].dtype not in KV_CACHE_DTYPES:
+        if node.kind == "KV_CACHE_UPDATE" and node.operands[0].dtype not in KV_CACHE_DTYPES:
             legal = ", ".join(KV_CACHE_DTYPES)
-            yield Fault(node.name, f"cache: found {node.inputs[0].dtype}, expected {legal}.", "Choose another dtype.")
+            yield Fault(node.name, f"cache: found {node.operands[0].dtype}, expected {legal}.", "Choose another dtype.")
         if node.kind == "MOE" and capability not in MOE_CAPABILITIES:
             legal = ", ".join(MOE_CAPABILITIES)
             yield Fault(node.name, f"the layer is for {legal}, not {capability}.", "Use the composed form.")
@@ -72,7 +72,7 @@ def step_volumes(graph: Graph, bound: set[str]) -> list[tuple[str, Value]]:
     caches: set[str] = set()
     found = [(value.name, value) for value in graph.inputs if value.name not in bound]
     for node in graph.nodes:
-        view = node.kind == "SHUFFLE" and node.inputs[0].name in caches
+        view = node.kind == "SHUFFLE" and node.operands[0].name in caches
         if view or node.kind == "KV_CACHE_UPDATE":
             caches |= {value.name for value in node.outputs}
         else:

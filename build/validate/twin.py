@@ -103,8 +103,9 @@ def make_twin(home: Path, deployment: Deployment) -> _Twin:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     values = shrunken(deployment)
+    options: dict[str, Any] = values | {"attn_implementation": "eager"}
     try:
-        config = GlmMoeDsaConfig(**values, attn_implementation="eager")
+        config = GlmMoeDsaConfig(**options)
     except Exception as error:  # whatever its checks raise
         raise ConfigError(f"the twin's config: transformers refuses it ({error}).") from None
     generator = torch.Generator().manual_seed(0)
@@ -130,7 +131,7 @@ def make_twin(home: Path, deployment: Deployment) -> _Twin:
 
 def shrunken(deployment: Deployment) -> dict[str, Any]:
     """The deployment's config.json with small sizes, which all its ranks divide in 128-wide blocks."""
-    weights, config = deployment.verifier.weights, deployment.verifier.config
+    weights, config = deployment.verifier.weights, deployment.verifier.verifier_config
     values = {key: weights.hf_config[key] for key in _KEPT if key in weights.hf_config}
     tp, ep = deployment.mapping.tp, deployment.mapping.ep
     layers = _telling_layers(config)
@@ -202,11 +203,12 @@ def format_faults(twin: _Twin, deployment: Deployment) -> tuple[list[str], list[
     many = _converted(twin, ConvertOptions(recipe, net_config.mapping, activations))
     one = _converted(twin, ConvertOptions(recipe, Mapping(), activations))
     own, plain = many.net_config("float32"), NetworkConfig(compute="float32")
-    weights, whole, faults = _tensors(many), [one.load()], []
+    weights, whole, faults, config = _tensors(many), [one.load()], [], one.config
+    assert isinstance(config, VerifierConfig)  # as the twin's is
     worst, allowed = 0.0, 0.0
     handed = _step(twin, 0, len(twin.ids)) | {STREAM: twin.streams[0]}
     for layer in range(len(twin.streams) - 1):
-        tree = LayerGroup(one.config, (layer + 1,), range(layer, layer + 1), _LIMITS.index_topk(_TOPK))
+        tree = LayerGroup(config, (layer + 1,), range(layer, layer + 1), _LIMITS.index_topk(_TOPK))
         expected = Model(tree, _LIMITS, plain, whole).run(handed)
         found = Model(tree, _LIMITS, own, weights).run(handed)
         tap = f"tap.{layer + 1}"

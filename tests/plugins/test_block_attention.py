@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_checks.launch import Launcher
 from support.compiled import assert_compiles
 from support.faces import PROGRAMS, Case, assert_agree, example, interpret, reference
 
 from glmspec.plugins.block_attention import plugged
-from glmspec.plugins.launch import Launcher
 from glmspec.plugins.spec import NoPlugin
 
 HALF, INT = torch.float16, torch.int32

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_checks.launch import Launcher
 from support.compiled import assert_compiles
 from support.faces import PROGRAMS, Case, assert_agree, example, interpret, reference
 
 from glmspec.plugins.index_topk import INDEX_SCORES
-from glmspec.plugins.launch import Launcher
 from glmspec.plugins.lowest_topk import TILE
 from glmspec.plugins.spec import NoPlugin
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_checks.launch import Launcher
 from support.compiled import assert_compiles
 from support.faces import PROGRAMS, Case, assert_agree, example, interpret, reference
 
 from glmspec.plugins.kv_append import APPEND, plugged
-from glmspec.plugins.launch import Launcher
 from glmspec.plugins.spec import NoPlugin
 
 INT, WIDTH = torch.int32, APPEND.tile("SM90")["WIDTH"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_checks.launch import Launcher
 from support.compiled import assert_compiles
 from support.faces import PROGRAMS, Case, example, interpret, reference
 
-from glmspec.plugins.launch import Launcher
 from glmspec.plugins.spec import NoPlugin
 
 BLOCK = 128

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from kernel_checks.launch import Launcher
 from support.compiled import assert_compiles
 from support.faces import PROGRAMS, Case, assert_agree, example, interpret, reference
 
-from glmspec.plugins.launch import Launcher
 from glmspec.plugins.sparse_mla import OP, plugged
 from glmspec.plugins.spec import NoPlugin, value
 from glmspec.plugins.variants import Recorder, shaped

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from kernel_checks import launch
+from kernel_checks.agree import disagreement
 
 from glmspec.core.errors import NetworkError
-from glmspec.plugins import OPS, launch
+from glmspec.plugins import OPS
 from glmspec.plugins.accept import ACCEPT
-from glmspec.plugins.agree import disagreement
 from glmspec.plugins.argmax import ARGMAX_SPLIT
 from glmspec.plugins.kv_append import APPEND
 from glmspec.plugins.spec import UNKNOWN, NoPlugin, bind, dims, value

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernel_checks.launch import Launcher
 from support.faces import remember_builtins
 from support.models import ASSETS, edit_checkpoint
 
@@ -21,7 +22,6 @@ from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.plugins import OPS
-from glmspec.plugins.launch import Launcher
 from glmspec.plugins.spec import NoPlugin
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.executor import executor
@@ -61,7 +61,11 @@ def answers(engines: Path, drafter: str) -> list[list[int]]:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_kernels_answer_as_the_references_do(engines, tmp_path, drafter):
     expected = answers(engines, drafter)
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)}
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "scripts")]),
+    }
     command = [sys.executable, __file__, str(engines), drafter, str(tmp_path / "found.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -59,7 +59,7 @@ def test_a_wrong_kernel_is_told(tmp_path):
         "import runpy, sys\n"
         f"sys.argv = ['gpu_check', '--dry-run', '--op', 'accept']\nsys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
         "import gpu_check\ngpu_check.find_glmspec()\nimport os\nos.environ['TRITON_INTERPRET'] = '1'\n"
-        "from glmspec.plugins import launch\n"
+        "from kernel_checks import launch\n"
         "class Nothing:\n    def __getitem__(self, grid): return lambda **arguments: None\n"
         "launch.kernel_of = lambda plugin: Nothing()\n"
         "sys.exit(gpu_check.main())\n"

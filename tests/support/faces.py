@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib
 import inspect
 import json
 import os
@@ -23,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kernel_checks.agree import disagreement
+from kernel_checks.examples import EXAMPLES
+from kernel_checks.launch import Launcher
 
 from glmspec.plugins import OPS
-from glmspec.plugins.agree import disagreement
-from glmspec.plugins.launch import Launcher
 from glmspec.plugins.spec import Op
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -61,7 +61,7 @@ def example(
 ) -> Case:
     """The op's own example at these sizes, in one of the ways the full model uses it."""
     g, used = torch.Generator().manual_seed(seed), OPS[op].uses[use]
-    inputs = importlib.import_module(f"glmspec.plugins.{op}.example").example(sizes, used, compute, g)
+    inputs = EXAMPLES[op](sizes, used, compute, g)
     return Case(op, inputs, dict(used.attributes))
 
 
@@ -84,7 +84,8 @@ def interpret(cases: Mapping[str, Case], sm: str = "SM90") -> dict[str, Result]:
 @functools.cache
 def _server() -> subprocess.Popen[str]:
     """The process that interprets, started when it is first needed."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(TESTS)}
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / "scripts")])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths}
     pipe = subprocess.PIPE
     server = subprocess.Popen([sys.executable, __file__], env=environment, stdin=pipe, stdout=pipe, text=True)
 
