@@ -116,7 +116,7 @@ class Engine:
 
     def _shared(self, name: str) -> torch.Tensor:
         """A whole weight of the verifier, in the compute dtype: on one rank its own tensor and no second copy."""
-        parts = [mine[name] for mine in self.verifier.weights]
+        parts = [weights[name] for weights in self.verifier.weights]
         return parts[0] if len(parts) == 1 else torch.cat(parts)[: self.verifier.config.vocab_size]
 
     @property
@@ -163,19 +163,13 @@ class Engine:
                 self.stats.add(sequence.stats)
         return gained
 
-    def stream(self, request: Request) -> abc.Iterator[tuple[Sequence, Delta]]:
-        """Answer one request alone, step by step."""
-        self.add(request)
-        while self.busy:
-            yield from self.step()
-
     def answer(self, request: Request) -> tuple[Answer, SpecStats]:
         """Answer one request alone."""
-        answer, stats = Answer(), SpecStats(self.stats.num_spec_tokens)
-        for sequence, delta in self.stream(request):
-            answer.add(delta)
-            stats = sequence.stats
-        return answer, stats
+        sequence, answer = self.add(request), Answer()
+        while self.busy:
+            for _, delta in self.step():
+                answer.add(delta)
+        return answer, sequence.stats
 
 
 def _model(
