@@ -39,7 +39,7 @@ import numpy as np
 
 from glmspec.core.errors import ConfigError
 from glmspec.runtime.accept import DraftBlock
-from glmspec.runtime.cost_table import CostTable, MadeFor
+from glmspec.runtime.cost_table import CostTable, MeasuredOn
 from glmspec.runtime.estimates import Confidence, Estimates, Margins
 from glmspec.runtime.profile import LoadedModels, costs_of
 from glmspec.runtime.propose import Drafts
@@ -106,20 +106,20 @@ class AdaptiveVerification:
         self.estimates.observe(_signal(drafts), verified_B, accepted_B)
 
 
-def prepare(settings: Adaptive, models: LoadedModels, made_for: MadeFor) -> AdaptiveVerification:
+def prepare(settings: Adaptive, models: LoadedModels, measured_on: MeasuredOn) -> AdaptiveVerification:
     """Measures or reads the costs of an engine's models. Raises `ConfigError` for settings that do not fit them."""
     drafter, temperatures = models.drafter, settings.temperatures
     if temperatures is not None and not drafter.confident:
         raise ConfigError(
-            f"confidence temperatures: drafter {made_for.drafter!r} has no confidence head; leave them out."
+            f"confidence temperatures: drafter {measured_on.drafter!r} has no confidence head; leave them out."
         )
     if temperatures is not None and len(temperatures) != drafter.num_drafts:
         raise ConfigError(
             f"confidence temperatures: found {len(temperatures)}, expected {drafter.num_drafts}: one for every "
-            f"draft of a block of drafter {made_for.drafter!r}. Fit them to this drafter."
+            f"draft of a block of drafter {measured_on.drafter!r}. Fit them to this drafter."
         )
     estimates = Confidence(temperatures) if drafter.confident else Margins(drafter.num_drafts)
-    return AdaptiveVerification(estimates, costs_of(settings.costs, models, made_for), settings.threshold)
+    return AdaptiveVerification(estimates, costs_of(settings.costs, models, measured_on), settings.threshold)
 
 
 def _signal(drafts: Drafts) -> np.ndarray:

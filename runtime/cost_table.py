@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -77,7 +77,7 @@ class CostTable:
 
 
 @dataclass(frozen=True)
-class MadeFor:
+class MeasuredOn:
     """The engines that a table was measured on. engines_sha256: of the engine directory's config.json. drafter: its
     name."""
 
@@ -85,28 +85,24 @@ class MadeFor:
     drafter: str
 
 
-def save_costs(path: Path, table: CostTable, made_for: MadeFor) -> None:
+def save_costs(path: Path, table: CostTable, measured_on: MeasuredOn) -> None:
     """Write the table as JSON. Raises `ConfigError` when it cannot be written."""
-    columns = {
-        name: {"sizes": list(curve.sizes), "ms": list(curve.ms), "captured": curve.captured}
-        for name, curve in (("draft_ms", table.draft_ms), ("verify_ms", table.verify_ms))
-    }
-    record = {"producer": producer(COST_TABLE), "engines_sha256": made_for.engines_sha256, "drafter": made_for.drafter}
+    record = {"producer": producer(COST_TABLE), **asdict(measured_on), **asdict(table)}
     try:
-        write_sealed(path, record | columns)
+        write_sealed(path, record)
     except OSError as error:
         raise ConfigError(
             f"{path}: the cost table cannot be written ({error.strerror}). Choose another file."
         ) from None
 
 
-def load_costs(path: Path, made_for: MadeFor) -> CostTable:
+def load_costs(path: Path, measured_on: MeasuredOn) -> CostTable:
     """A table that `save_costs` wrote. Raises `ConfigError` for another file, and for one made for other engines or
     another drafter, naming the field, what was found and what was expected."""
     fields = Fields(open_sealed(path, {}, "Delete it, and it will be measured again."), str(path))
     if fields.section("producer").values.get("kind") != COST_TABLE:
         fields.section("producer").fail("kind", repr(COST_TABLE))
-    for key, expected in (("engines_sha256", made_for.engines_sha256), ("drafter", made_for.drafter)):
+    for key, expected in asdict(measured_on).items():
         recorded = fields.values.get(key)
         if recorded != expected:
             raise ConfigError(

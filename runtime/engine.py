@@ -23,7 +23,7 @@ from glmspec.network.limits import CONTEXT, EngineLimits
 from glmspec.runtime.accept import BLOCK, STANDARD, Acceptance
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, prepare
 from glmspec.runtime.adjustments import Adjustments
-from glmspec.runtime.cost_table import MadeFor
+from glmspec.runtime.cost_table import MeasuredOn
 from glmspec.runtime.directory import EngineDirectory
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.executor import Tensors
@@ -102,9 +102,9 @@ class Engine:
                 "Leave it out, or use engines with a drafter."
             )
         self._doing("measuring steps")
-        made_for = MadeFor(sha256(self.directory.folder / "config.json"), self.drafter_name)
+        measured_on = MeasuredOn(sha256(self.directory.folder / "config.json"), self.drafter_name)
         models = LoadedModels(self.verifier, self.drafter, self.limits, self.scheduler.pool, self.scheduler.rings)
-        return prepare(adaptive, models, made_for)
+        return prepare(adaptive, models, measured_on)
 
     def _load_acceptance(self, name: str) -> Model:
         """A network on logits: no weights, and one rank."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from glmspec.core.files import check_output
 from glmspec.network.limits import EngineLimits
-from glmspec.runtime.cost_table import CostCurve, CostTable, MadeFor, load_costs, save_costs
+from glmspec.runtime.cost_table import CostCurve, CostTable, MeasuredOn, load_costs, save_costs
 from glmspec.runtime.ending import Ending
 from glmspec.runtime.executor import Tensors
 from glmspec.runtime.model import Model
@@ -69,18 +69,18 @@ def measured_sizes(greatest: int) -> list[int]:
     return sorted({size for power in powers for size in (power, power * 3 // 2) if size < greatest} | {greatest})
 
 
-def costs_of(given: CostTable | Path | None, models: LoadedModels, made_for: MadeFor) -> CostTable:
+def costs_of(given: CostTable | Path | None, models: LoadedModels, measured_on: MeasuredOn) -> CostTable:
     """The table given, or in the file given; else measured, and written to that file. Raises `ConfigError` for a file
     that does not fit or cannot be written."""
     if isinstance(given, CostTable):
         return given
     if given is not None and given.exists():
-        return load_costs(given, made_for)
+        return load_costs(given, measured_on)
     if given is not None:
         check_output(given)  # before anything is measured
     table = measure_costs(models)
     if given is not None:
-        save_costs(given, table, made_for)
+        save_costs(given, table, measured_on)
     return table
 
 

@@ -9,14 +9,14 @@ from support.records import rewrite
 from glmspec.core.errors import ConfigError
 from glmspec.runtime import profile
 from glmspec.runtime.adaptive import Adaptive
-from glmspec.runtime.cost_table import CostCurve, CostTable, MadeFor, load_costs, save_costs
+from glmspec.runtime.cost_table import CostCurve, CostTable, MeasuredOn, load_costs, save_costs
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
 from glmspec.runtime.profile import LoadedModels, measure_costs, measured_sizes
 from glmspec.runtime.request import Request
 
 TABLE = CostTable(CostCurve((1, 4), (1.0, 1.5), 4), CostCurve((2, 4, 8), (1.0, 2.0, 2.5), 4))
-MINE = MadeFor("ab" * 32, "dspark")
+MINE = MeasuredOn("ab" * 32, "dspark")
 
 
 def test_steps_inside_the_captured_range_and_a_line_above():
