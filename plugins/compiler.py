@@ -21,7 +21,7 @@ from typing import Any
 from glmspec.core.dtypes import DTYPES
 from glmspec.core.errors import MissingCapability, NetworkError
 from glmspec.core.files import write_bytes, write_json
-from glmspec.plugins.spec import Plugin
+from glmspec.plugins.spec import Plugin, text
 
 HERE = Path(__file__).parent
 LIMITS = "limits.json"  # beside each kernel
@@ -122,12 +122,14 @@ def compile_variant(variant: Variant) -> Compiled:
     without Triton, and `NetworkError` when a kernel does not compile or uses more than its `limits.json` allows.
     """
     limits = _limits(variant.plugin, variant.sm)
-    for warps, stages in _ways(variant.plugin.tile(variant.sm)):
-        made = _compile(variant, warps, stages)
-        if not made.stack:
+    first, *others = _ways(variant.plugin.tile(variant.sm))
+    kernel = _compile(variant, *first)
+    for way in others:
+        if not kernel.stack:
             break
-    _check(made, limits)
-    return made
+        kernel = _compile(variant, *way)
+    _check(kernel, limits)
+    return kernel
 
 
 def compile_all(variants: Iterable[Variant], tick: Callable[[Variant], None] = lambda one: None) -> list[Compiled]:
@@ -170,7 +172,7 @@ def strip_hidden(ptx: str, parameters: int) -> str:
     """
     entry = _ENTRY.search(ptx)
     declared = re.split(r",\s*", entry[2]) if entry else []
-    if len(declared) != parameters + _HIDDEN:
+    if entry is None or len(declared) != parameters + _HIDDEN:
         raise NetworkError(
             f"PTX with {len(declared)} parameters: expected {parameters} and {_HIDDEN} hidden ones. "
             f"Is this the Triton that glmspec knows ({TRITON})?"
@@ -226,7 +228,7 @@ def _settings() -> Iterator[None]:
     with knobs.cache.scope(), knobs.compilation.scope(), knobs.runtime.scope(), tempfile.TemporaryDirectory() as cache:
         knobs.cache.dir = cache
         knobs.compilation.disable_line_info = True
-        knobs.runtime.add_stages_inspection_hook = _no_assembler
+        setattr(knobs.runtime, "add_stages_inspection_hook", _no_assembler)  # noqa: B010  (which is typed as None)
         yield
 
 
@@ -295,9 +297,11 @@ def _assemble(ptx: str, arch: int, where: str) -> tuple[int, int, bytes]:
         log = done.stdout + done.stderr
         if done.returncode:
             raise NetworkError(f"{where}: its PTX does not assemble.\n{log}")
-        made = cubin.read_bytes()
-    stack = sum(int(found) for found in re.findall(r"(\d+) bytes stack frame", log))
-    return int(re.search(r"Used (\d+) registers", log)[1]), stack, made
+        assembled = cubin.read_bytes()
+    stack = sum(int(size) for size in re.findall(r"(\d+) bytes stack frame", log))
+    if (used := re.search(r"Used (\d+) registers", log)) is None:
+        raise NetworkError(f"{where}: the assembler does not say how many registers it uses.\n{log}")
+    return int(used[1]), stack, assembled
 
 
 def _limits(plugin: Plugin, sm: str) -> dict[str, int]:
@@ -336,5 +340,9 @@ def _manifest_row(one: Compiled) -> dict[str, Any]:
         "registers": one.registers,
         "stack": one.stack,
         "shared_memory": one.shared_memory,
-        "launch": {"grid": list(plugin.grid), "sizes": dict(plugin.sizes), "warps": one.warps},
+        "launch": {
+            "grid": [text(rule) for rule in plugin.grid],
+            "sizes": {name: text(rule) for name, rule in plugin.sizes.items()},
+            "warps": one.warps,
+        },
     }

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import torch
 
+from glmspec.core.errors import NetworkError
 from glmspec.network import ops
 from glmspec.network.formats import BLOCK, FP4_MAX, GROUP
 from glmspec.network.graph import Tensor
@@ -36,6 +37,8 @@ def reference(x: torch.Tensor, scale: torch.Tensor | None = None, *, format: str
     if format == "fp8_block":
         codes, step = quantize_blocks.reference(x)
         return (codes.float() * step.repeat_interleave(BLOCK, -1)[..., : x.shape[-1]]).to(x.dtype)
+    if scale is None:
+        raise NetworkError(f"rounding: found no scale, expected one for {format}")
     if format == "fp8":
         return (to_e4m3(wide / scale).float() * scale).to(x.dtype)
     groups = (wide / scale).to(x.dtype).float().unflatten(-1, (-1, GROUP))

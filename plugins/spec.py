@@ -7,20 +7,27 @@ An op is what a network sees: one region. It has up to three faces, each in the 
     plugged     a chain of plugins, each one launch of one Triton kernel (TensorRT's ahead-of-time plugins have no more)
 
 A tensor's name ends in its shape, a character a dimension: `row_BQ` is [B, Q], `cache_X1PD` is [X, 1, P, D]. So names
-bind symbols to sizes, and everything else is written with symbols: sizes of outputs, grids, costs. Rules are Python
-expressions of symbols, of the attributes and of the tile sizes, with `cdiv` (divide, round up) and, of numbers known at
-build time, `pow2` (next power of two), `min` and `max`. `batch` in `Op.real` is the number of sequences.
+bind symbols to sizes, and everything else is written with symbols: sizes of outputs, grids. A `Rule` is a number, the
+name of a symbol, or a function of the symbols, attributes and tile sizes that its parameters name. Sizes that are known
+at run time only are TensorRT's expressions there, which take + - * // and `cdiv`, the symbol first, and no more;
+`pow2`, `min`, `max` and conditions are for numbers known at build time. `batch` in `Op.real` is the number of
+sequences.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Protocol
 
 from glmspec.core.dtypes import DTYPES
 from glmspec.core.errors import NetworkError
 
+Rule = int | str | Callable[..., Any]
 COMPUTE = "T"  # stands for the network's compute dtype
 ITEM_BYTES = {name: one.bytes for name, one in DTYPES.items()}
 ANY_SM = ""
@@ -35,15 +42,19 @@ class Runs(Protocol):
 
     def __call__(self, plugin: Plugin, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         """One launch; the plugin's outputs."""
+        ...
 
     def reshape(self, x: Any, dims: Sequence[int]) -> Any:
         """x with new dims (0 copies, -1 infers), without a copy."""
+        ...
 
     def shape(self, x: Any) -> tuple[int, ...]:
         """Sizes; -1 where known only at run time."""
+        ...
 
     def dtype(self, x: Any) -> str:
         """Torch-style name."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,24 +72,29 @@ class Plugin:
     grid: programs along x, y and z.
     absent: kernel parameters of inputs that this plugin does not have.
     aliased: outputs that are an input's memory.
-    bytes, flops: what one launch moves and computes; `t` is the size of a "T".
     """
 
     name: str
     op: str
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
-    grid: tuple[str, ...]
+    grid: tuple[Rule, ...]
     tiles: Mapping[str, Mapping[str, int]]
-    bytes: str
-    flops: str = "0"
     version: int = 1
     function: str = ""
     attributes: Mapping[str, type] = field(default_factory=dict)
-    sizes: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, Rule] = field(default_factory=dict)
     scalars: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     aliased: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = {dim for name in self.inputs for dim in dims(name)} | self.attributes.keys() | self.tiles[ANY_SM].keys()
+        for name, rule in [*self.sizes.items(), *zip("xyz", self.grid, strict=False)]:
+            needed = {rule} if isinstance(rule, str) else set(_parameters(rule)) if callable(rule) else set()
+            if unknown := sorted(needed - known):
+                raise NetworkError(f"plugin {self.name}: rule of {name}: found {unknown[0]}, which is no symbol yet")
+            known.add(name)
 
     @property
     def id(self) -> str:
@@ -125,7 +141,7 @@ class Use:
 
     attributes: Mapping[str, Any] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
-    sizes: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, Rule] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -141,9 +157,8 @@ class Op:
     plugins: those that `plugged` may use.
     native: why TensorRT's layers are enough.
     tolerance: of floating outputs, relative to the largest, by compute dtype; whole numbers must be equal.
-    real: sizes of the full model, by symbol; small: over those, for Triton's interpreter. uses: how it uses the op.
+    real: sizes of the full model, by symbol. uses: how it uses the op.
     run_time: symbols that engines know at run time only.
-    bytes, flops: what any implementation must move and compute; `t` is the size of a "T".
     """
 
     name: str
@@ -156,12 +171,9 @@ class Op:
     plugins: tuple[Plugin, ...] = ()
     native: str = ""
     tolerance: Mapping[str, float] = field(default_factory=lambda: {"float32": 2e-6, "bfloat16": 1.6e-2})
-    real: Mapping[str, str] = field(default_factory=dict)
-    small: Mapping[str, str] = field(default_factory=dict)
+    real: Mapping[str, Rule] = field(default_factory=dict)
     uses: Mapping[str, Use] = field(default_factory=lambda: {"": Use()})
     run_time: str = "BN"
-    bytes: str = "0"
-    flops: str = "0"
 
     def sizes(self, batch: int, use: Use) -> dict[str, int]:
         """The full model's sizes for so many sequences."""
@@ -173,11 +185,6 @@ class Op:
     def given(self, use: Use) -> dict[str, str]:
         """The inputs of a use, with their dtypes."""
         return {**self.inputs, **{name: self.optional[name] for name in use.optional}, **use.dtypes}
-
-    def cost(self, sizes: Mapping[str, int], compute: str) -> tuple[int, int]:
-        """The least bytes and flops for these sizes."""
-        symbols = {**sizes, "t": ITEM_BYTES[compute]}
-        return value(self.bytes, symbols), value(self.flops, symbols)
 
 
 def dims(name: str) -> tuple[str, ...]:
@@ -200,9 +207,38 @@ def bind(what: str, inputs: Mapping[str, str], shapes: Sequence[Sequence[Any]]) 
     return symbols
 
 
-def value(rule: str, symbols: Mapping[str, Any]) -> Any:
+def value(rule: Rule, symbols: Mapping[str, Any]) -> Any:
     """What a rule comes to. Numbers give a number; TensorRT's expressions give one, by their own operators."""
-    return eval(rule, {"__builtins__": {}, **_FUNCTIONS}, dict(symbols))
+    if callable(rule):
+        return rule(*(symbols[name] for name in _parameters(rule)))
+    return symbols[rule] if isinstance(rule, str) else rule
+
+
+def text(rule: Rule) -> str:
+    """A rule as it is written, for manifests and pages."""
+    if not isinstance(rule, FunctionType):
+        return str(rule)
+    file, line = rule.__code__.co_filename, rule.__code__.co_firstlineno
+    places = [(first, last, start, end) for first, last, start, end in rule.__code__.co_positions() if end]
+    if any((first, last) != (line, line) for first, last, _, _ in places):
+        raise NetworkError(f"{file}:{line}: found a rule of several lines, expected one")
+    start, end = min(start or 0 for _, _, start, _ in places), max(end or 0 for *_, end in places)
+    return linecache.getline(file, line).encode()[start:end].decode()
+
+
+def cdiv(a: Any, b: Any) -> Any:
+    """Divide, and round up."""
+    return (a + (b - 1)) // b
+
+
+def pow2(x: int) -> int:
+    """The next power of two, x itself if it is one."""
+    return 1 << max(0, x - 1).bit_length()
+
+
+@functools.cache
+def _parameters(rule: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(rule).parameters)
 
 
 class Unknown:
@@ -215,14 +251,3 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
-
-
-def _cdiv(a: Any, b: Any) -> Any:
-    return (a + (b - 1)) // b
-
-
-def _pow2(x: int) -> int:
-    return 1 << max(0, x - 1).bit_length()
-
-
-_FUNCTIONS = {"cdiv": _cdiv, "pow2": _pow2, "min": min, "max": max}

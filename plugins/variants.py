@@ -12,7 +12,7 @@ from typing import Any
 from glmspec.network.reader import Graph
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import Variant, variant_of
-from glmspec.plugins.spec import ITEM_BYTES, UNKNOWN, NoPlugin, Op, Plugin, Use, dims, value
+from glmspec.plugins.spec import UNKNOWN, NoPlugin, Op, Plugin, Use, dims
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,6 @@ class Launch:
     symbols: Mapping[str, Any]
     compute: str
 
-    @property
-    def cost(self) -> tuple[int, int]:
-        """Bytes and flops, where all sizes are known."""
-        symbols = {**self.symbols, "t": ITEM_BYTES[self.compute]}
-        return value(self.plugin.bytes, symbols), value(self.plugin.flops, symbols)
-
 
 class Recorder:
     """`Runs` that only notes what would be launched, and the variants of that, in order, each once."""
@@ -55,8 +49,10 @@ class Recorder:
         symbols = plugin.bind(shapes, attributes, self.sm)
         self.launches.append(Launch(plugin, inputs, attributes, symbols, compute))
         self.variants[variant_of(plugin, self.sm, compute, symbols)] = None
-        made = zip(plugin.output_shapes(symbols), plugin.dtypes(compute)[len(inputs) :], strict=True)
-        return tuple(Shaped(tuple(-1 if size is UNKNOWN else size for size in shape), dtype) for shape, dtype in made)
+        outputs = zip(plugin.output_shapes(symbols), plugin.dtypes(compute)[len(inputs) :], strict=True)
+        return tuple(
+            Shaped(tuple(-1 if size is UNKNOWN else size for size in shape), dtype) for shape, dtype in outputs
+        )
 
     def reshape(self, x: Shaped, dims: Sequence[int]) -> Shaped:
         """Its new shape; an inferred size is known when all others are."""
@@ -91,9 +87,10 @@ def shaped(op: Op, use: Use, sizes: Mapping[str, int], compute: str, run_time: s
 def real_variants(op: Op, sm: str, compute: str = "bfloat16") -> list[Variant]:
     """What the full model's uses of an op compile to."""
     recorder = Recorder(sm)
-    for use in op.uses.values():
-        inputs = shaped(op, use, op.sizes(1, use), compute, op.run_time)
-        op.plugged(recorder, *inputs, **use.attributes)
+    if op.plugged:
+        for use in op.uses.values():
+            inputs = shaped(op, use, op.sizes(1, use), compute, op.run_time)
+            op.plugged(recorder, *inputs, **use.attributes)
     return list(recorder.variants)
 
 

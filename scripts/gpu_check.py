@@ -173,7 +173,9 @@ def measure_compiled(op: Any, use: Any, inputs: list[Any], row: Row) -> None:
 
 def floor_of(op: Any, sizes: dict[str, int], gpu: Any) -> float:
     """Microseconds that the least bytes or flops take."""
-    size, flops = op.cost(sizes, "bfloat16")
+    from kernel_checks.costs import op_cost
+
+    size, flops = op_cost(op, sizes, "bfloat16")
     return 1e6 * max(size / gpu.bandwidth, flops / gpu.flops)
 
 
@@ -264,7 +266,9 @@ def attempt(work: Callable[[], None], device: str, row: Row) -> None:
 
 def small(op: Any, use: Any, batch: int) -> dict[str, int]:
     """Sizes that the interpreter can do in seconds."""
-    return op.sizes(batch, type(use)(sizes={**use.sizes, **op.small}))
+    from kernel_checks.costs import SMALL
+
+    return op.sizes(batch, type(use)(sizes={**use.sizes, **SMALL.get(op.name, {})}))
 
 
 def line(row: Row) -> str:

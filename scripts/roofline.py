@@ -11,9 +11,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_checks.costs import launch_cost, op_cost
+
 from glmspec.build.target import TARGETS
 from glmspec.plugins import OPS
-from glmspec.plugins.spec import Op, Use
+from glmspec.plugins.spec import Op, Use, text
 from glmspec.plugins.variants import Recorder, shaped
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "roofline.md"
@@ -109,19 +111,19 @@ class Times:
 
 def _times(op: Op, use: Use, batch: int, column: str) -> Times:
     (bandwidth, peak), sizes = _stated(column), op.sizes(batch, use)
-    size, flops = op.cost(sizes, COMPUTE)
+    size, flops = op_cost(op, sizes, COMPUTE)
     run = Recorder(TARGETS[GPUS[column][0]].compute_capability)
     op.plugged(run, *shaped(op, use, sizes, COMPUTE), **use.attributes)
-    costs = [launch.cost for launch in run.launches]
+    costs = [launch_cost(launch) for launch in run.launches]
     design = sum(1e6 * max(moved / bandwidth, done / peak) + LAUNCH for moved, done in costs)
     return Times(1e6 * max(size / bandwidth, flops / peak), design, sum(moved for moved, _ in costs), len(costs))
 
 
 def _legend(op: Op) -> str:
     """The sizes, and what each use changes of them."""
-    words = [", ".join(f"{name} {rule}" for name, rule in op.real.items())]
+    words = [", ".join(f"{name} {text(rule)}" for name, rule in op.real.items())]
     for name, use in op.uses.items():
-        changed = [f"{size} {rule}" for size, rule in use.sizes.items()]
+        changed = [f"{size} {text(rule)}" for size, rule in use.sizes.items()]
         changed += [f"{key} {value}" for key, value in use.attributes.items() if key not in ("k", "given")]
         if name and changed:
             words.append(f"{name}: {', '.join(changed)}")
@@ -143,7 +145,7 @@ def _section(op: Op) -> str:
 
 
 def _row(op: Op, name: str, use: Use, batch: int) -> str:
-    size, flops = op.cost(op.sizes(batch, use), COMPUTE)
+    size, flops = op_cost(op, op.sizes(batch, use), COMPUTE)
     cells = []
     for column in GPUS:
         one = _times(op, use, batch, column)

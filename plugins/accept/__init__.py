@@ -10,7 +10,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
-from glmspec.plugins.spec import Op, Plugin, Runs
+from glmspec.plugins.spec import Op, Plugin, Runs, cdiv, pow2
 
 
 def reference(
@@ -58,11 +58,10 @@ ACCEPT = Plugin(
     function="accept_kernel",
     inputs={"said_R": "int32", "draft_R": "int32", "row_BQ": "int32", "count_B": "int32"},
     outputs={"accepted_B": "int32", "tokens_BQ": "int32"},
-    sizes={"QP": "pow2(Q)"},
+    sizes={"QP": lambda Q: pow2(Q)},
     scalars=("B",),
-    grid=("cdiv(B, BLOCKS)",),
+    grid=(lambda B, BLOCKS: cdiv(B, BLOCKS),),
     tiles={"": {"BLOCKS": 4, "WARPS": 1}},
-    bytes="4 * (4 * B * Q + 2 * B)",
 )
 OP = Op(
     name="accept",
@@ -71,7 +70,6 @@ OP = Op(
     reference=reference,
     plugged=plugged,
     plugins=(ACCEPT,),
-    real={"B": "batch", "Q": "9", "R": "9 * batch"},
+    real={"B": "batch", "Q": 9, "R": lambda batch: 9 * batch},
     run_time="BR",
-    bytes=ACCEPT.bytes,
 )

@@ -14,13 +14,15 @@ M pages of a table, L = M * P context rows, G = H / J, Q = G * R queries of one 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.attention_merge import MERGE
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _PAGE = 16  # rows of the smallest page, and what others are multiples of
 _WIDEST = 64  # columns of a float32 head: wider ones take more registers than a thread has
@@ -205,36 +207,34 @@ _ATTRIBUTES = {"scale": float, "causal": bool, "window": int, "relative": bool}
 # head S are made: as good as T where blocks are few, C / (B + 2) where they are many. A context of 131,072 rows is
 # divided 52 ways for one block, a window of 2,048 rows 22 ways, and for 32 blocks 5 and 3 ways.
 # (A rule with a run-time size has + - * // alone, the symbol first: TensorRT's expressions have no more.)
-_SPLIT = dict(
+_SPLIT: dict[str, Any] = dict(
     op="block_attention",
     function="split_kernel",
     outputs={"part_BSRHD": "float32", "peak_BSRH": "float32", "mass_BSRH": "float32"},
     attributes=_ATTRIBUTES,
     sizes={
-        "G": "H // J",
-        "QP": "min(QUERIES, max(16, pow2(R * G)))",
-        "DP": "max(16, pow2(D))",
-        "BLOCK": "min(ROWS, P & -P)",  # a power of two that divides a page
-        "W": "window if window else M * P",
-        "T": "cdiv(window, BLOCK) + 2 if window else M * P // BLOCK + 1",
-        "C": "96 if window else 160",
-        "S": "((B + 2) * T + (T + 1) * C) // ((B + 2) * T + C)",
+        "G": lambda H, J: H // J,
+        "QP": lambda QUERIES, R, G: min(QUERIES, max(16, pow2(R * G))),
+        "DP": lambda D: max(16, pow2(D)),
+        "BLOCK": lambda ROWS, P: min(ROWS, P & -P),  # a power of two that divides a page
+        "W": lambda window, M, P: window if window else M * P,
+        "T": lambda window, BLOCK, M, P: cdiv(window, BLOCK) + 2 if window else M * P // BLOCK + 1,
+        "C": lambda window: 96 if window else 160,
+        "S": lambda B, T, C: ((B + 2) * T + (T + 1) * C) // ((B + 2) * T + C),
     },
     scalars=("S", "M"),
-    grid=("J * cdiv(R * G, QP)", "B", "S"),
+    grid=(lambda J, R, G, QP: J * cdiv(R * G, QP), "B", "S"),
     tiles={
         "": {"QUERIES": 64, "ROWS": 32, "WARPS": 4, "STAGES": 2},
         "SM100": {"QUERIES": 32},
         "SM103": {"QUERIES": 32},
     },
-    bytes="2 * t * B * J * (W + R) * D + t * B * R * H * D + 4 * B * S * R * H * (D + 2)",
-    flops="4 * B * R * H * (W + R) * D",
 )
 SPLIT = Plugin(name="block_attention_split", inputs=_INPUTS, absent=("start_B",), **_SPLIT)
 SPLIT_RING = Plugin(name="block_attention_split_ring", inputs={**_INPUTS, "start_B": "int32"}, **_SPLIT)
 
 
-def _use(causal: bool, window: int, *optional: str, **sizes: str) -> Use:
+def _use(causal: bool, window: int, *optional: str, **sizes: int) -> Use:
     return Use({"scale": 128**-0.5, "causal": causal, "window": window, "relative": False}, optional, sizes)
 
 
@@ -251,22 +251,19 @@ OP = Op(
     # W: rows of the context that are seen, at most.
     real={
         "B": "batch",
-        "R": "9",
-        "H": "48",
-        "J": "8",
-        "D": "128",
-        "P": "64",
-        "M": "128",
-        "X": "1 + M * batch",
-        "W": "M * P",
+        "R": 9,
+        "H": 48,
+        "J": 8,
+        "D": 128,
+        "P": 64,
+        "M": 128,
+        "X": lambda M, batch: 1 + M * batch,
+        "W": lambda M, P: M * P,
     },
-    small={"H": "4", "J": "2", "D": "32", "P": "16", "M": "8"},
     uses={
         "": _use(False, 0),
-        "ring": _use(False, 2048, "start_B", M="33", W="2048"),
-        "causal ring": _use(True, 2048, "start_B", M="33", W="2048", R="8"),
+        "ring": _use(False, 2048, "start_B", M=33, W=2048),
+        "causal ring": _use(True, 2048, "start_B", M=33, W=2048, R=8),
     },
     run_time="BMX",
-    bytes="2 * t * B * J * (W + R) * D + 2 * t * B * R * H * D",
-    flops="4 * B * R * H * (W + R) * D",
 )

@@ -9,11 +9,13 @@ Legend: B blocks, R rows of a block, T taps, D columns, U groups of D / U column
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
-from glmspec.plugins.spec import ITEM_BYTES, NoPlugin, Op, Plugin, Runs, Use
+from glmspec.plugins.spec import ITEM_BYTES, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 ROW_BYTES = 36  # of one column of a block: what a thread's registers hold of its columns
 
@@ -49,7 +51,7 @@ def native(
             x_BRUW = ops.reshape(x_BRD, (0, rows, groups, width))
             base_ZUW = ops.reshape(base_2TD, (2 * taps, groups, width))
             delta_BRZU = ops.reshape(delta_BR2TU, (0, rows, 2 * taps, groups))
-            total = None
+            total: Any = None  # a Tensor from the first tap on
             for tap in range(min(taps, rows)):  # further ones see nothing but zeros
                 base_1UW = ops.narrow(base_ZUW, 0, side * taps + tap, 1)
                 delta_BR1U = ops.narrow(delta_BRZU, 2, side * taps + tap, 1)
@@ -80,12 +82,14 @@ def _plugin(name: str, **residual: str) -> Plugin:
         inputs={"x_BRD": "T", "base_2TD": "T", "delta_BR2TU": "T", **residual},
         outputs={"y_BRD": "T"},
         attributes={"side": int},
-        sizes={"W": "D // U", "WP": "min(pow2(W), COLUMNS)", "GROUPS": "COLUMNS // WP"},
+        sizes={
+            "W": lambda D, U: D // U,
+            "WP": lambda W, COLUMNS: min(pow2(W), COLUMNS),
+            "GROUPS": lambda COLUMNS, WP: COLUMNS // WP,
+        },
         absent=() if residual else ("residual_BRD",),
-        grid=("B", "cdiv(U, GROUPS)", "cdiv(W, WP)"),
+        grid=("B", lambda U, GROUPS: cdiv(U, GROUPS), lambda W, WP: cdiv(W, WP)),
         tiles={"": {"COLUMNS": 256, "WARPS": 1}},  # 16 bytes a thread; few columns, that one block is many programs
-        bytes=f"t * ({3 if residual else 2} * B * R * D + T * D + B * R * T * U)",
-        flops="3 * B * R * T * D",
     )
 
 
@@ -100,10 +104,7 @@ OP = Op(
     reference=reference,
     plugged=plugged,
     plugins=(PLAIN, ADDED),
-    real={"B": "batch", "R": "9", "T": "2", "D": "6144", "U": "384", "S": "2"},  # S of x's size
-    small={"D": "512", "U": "32"},
-    uses={"before": Use({"side": 0}), "after": Use({"side": 1}, ("residual_BRD",), {"S": "3"})},
+    real={"B": "batch", "R": 9, "T": 2, "D": 6144, "U": 384, "S": 2},  # S of x's size
+    uses={"before": Use({"side": 0}), "after": Use({"side": 1}, ("residual_BRD",), {"S": 3})},
     run_time="B",
-    bytes="t * (S * B * R * D + T * D + B * R * T * U)",
-    flops=PLAIN.flops,
 )

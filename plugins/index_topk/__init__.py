@@ -12,13 +12,14 @@ segment, M pages of a table, L = M * P context rows, K rows kept.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import lowest_topk
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 
 def reference(
@@ -111,7 +112,7 @@ def _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slo
     keys_G1LD = ops.cast(ops.reshape(ops.reshape(keys_GMPD, (0, -1, dim)), (0, 1, -1, dim)), "float32")
     q_GSHD = ops.cast(ops.gather(q_NHD, segment_rows_GS), "float32")
     weight_GSH = ops.gather(weight_NH, segment_rows_GS)
-    score_GS1L = None
+    score_GS1L: Any = None  # a Tensor from the first heads on
     for head in range(0, heads, at_once):
         count = min(at_once, heads - head)
         some_GSHD, weight_GS1H = q_GSHD, weight_GSH
@@ -171,16 +172,14 @@ INDEX_SCORES = Plugin(
         "positions_N": "int32",
     },
     outputs={"score_NMP": "float32"},
-    sizes={"HP": "max(8, pow2(H))", "DP": "max(16, pow2(D))"},
+    sizes={"HP": lambda H: max(8, pow2(H)), "DP": lambda D: max(16, pow2(D))},
     scalars=("S", "M"),
-    grid=("cdiv(M * P, TILE)", "G"),
+    grid=(lambda M, P, TILE: cdiv(M * P, TILE), "G"),
     # SM100's products want eight more bytes of shared memory than two slots leave.
     tiles={
         "": {"TILE": 128, "SLOTS": 1, "CHUNK": 16, "WARPS": 8, "STAGES": 1},
         "SM90": {"SLOTS": 2},
     },
-    bytes="t * (G * M * P + N * H) * D + 4 * (N * H + N * M * P + G * M + G * S + 3 * N)",
-    flops="2 * N * M * P * H * D",
 )
 INDEX_SPLIT = replace(
     lowest_topk.TOPK_SPLIT,
@@ -195,11 +194,10 @@ INDEX_ROWS = Plugin(
     inputs={**lowest_topk.LISTS, "page_table_GM": "int32", "row_slot_N2": "int32"},
     outputs={"rows_NK": "int32", "visible_NK": "int32"},
     attributes={"k": int, "page_size": int},
-    sizes={"KP": "pow2(K)", "P": "page_size"},
+    sizes={"KP": lambda K: pow2(K), "P": "page_size"},
     scalars=("Y", "M"),
     grid=("N",),
     tiles={"": {"WARPS": 8}},
-    bytes="4 * N * (Y * K + Y + 3 * K)",
 )
 OP = Op(
     name="index_topk",
@@ -210,22 +208,19 @@ OP = Op(
     plugged=plugged,
     plugins=(INDEX_SCORES, INDEX_SPLIT, lowest_topk.TOPK_MERGE, INDEX_ROWS),
     real={
-        "N": "9 * batch",
-        "H": "32",
-        "D": "128",
+        "N": lambda batch: 9 * batch,
+        "H": 32,
+        "D": 128,
         "G": "batch",
-        "S": "9",
-        "M": "2048",
-        "X": "batch * M + 1",
-        "P": "64",
-        "K": "2048",
+        "S": 9,
+        "M": 2048,
+        "X": lambda batch, M: batch * M + 1,
+        "P": 64,
+        "K": 2048,
     },
-    small={"H": "4", "D": "32", "M": "40", "N": "3 * batch", "S": "3"},
     uses={
         "": Use({"k": 2048, "at_once": 32}),
-        "a million tokens": Use({"k": 2048, "at_once": 32}, sizes={"M": "16384"}),
+        "a million tokens": Use({"k": 2048, "at_once": 32}, sizes={"M": 16384}),
     },
     run_time="NXGSM",
-    bytes="t * (G * M * P + N * H) * D + 4 * (N * H + G * M + G * S + 3 * N + 2 * N * K)",
-    flops="2 * N * M * P * H * D",
 )

@@ -9,13 +9,15 @@ Legend: N rows of the step, L rows in order of page, X pages, Y = X + 1, J heads
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from glmspec.core.errors import NetworkError
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.rounding import to_e4m3
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _FP8 = "float8_e4m3fn"
 
@@ -96,13 +98,13 @@ def plugged(run: Runs, cache_XJPD, rows_NJD, order_L, offset_X, cumulative_Y, sc
 
 
 _INPUTS = {"cache_XJPD": "T", "rows_NJD": "T", "order_L": "int32", "offset_X": "int32", "cumulative_Y": "int32"}
-_APPEND = dict(
+_APPEND: dict[str, Any] = dict(
     op="kv_append",
     function="append_kernel",
     aliased={"updated_XJPD": "cache_XJPD"},
-    sizes={"JP": "pow2(J)", "DP": "pow2(D)"},
+    sizes={"JP": lambda J: pow2(J), "DP": lambda D: pow2(D)},
     scalars=("L", "Y"),
-    grid=("cdiv(L, ROWS)",),
+    grid=(lambda L, ROWS: cdiv(L, ROWS),),
     tiles={"": {"ROWS": 4, "WIDTH": 256, "WARPS": 4}},
 )
 APPEND = Plugin(
@@ -110,14 +112,12 @@ APPEND = Plugin(
     inputs=_INPUTS,
     outputs={"updated_XJPD": "T"},
     absent=("scale_1",),
-    bytes="2 * t * L * J * D + 4 * L",
     **_APPEND,
 )
 APPEND_FP8 = Plugin(
     name="kv_append_fp8",
     inputs={**_INPUTS, "cache_XJPD": _FP8, "scale_1": "float32"},
     outputs={"updated_XJPD": _FP8},
-    bytes="(t + 1) * L * J * D + 4 * L",
     **_APPEND,
 )
 OP = Op(
@@ -130,14 +130,21 @@ OP = Op(
     plugins=(APPEND, APPEND_FP8),
     tolerance={"float32": 0, "bfloat16": 0, _FP8: 0},
     # z: bytes of a cached number.
-    real={"N": "9 * batch", "L": "N", "J": "1", "D": "576", "P": "64", "X": "1 + 128 * batch", "Y": "X + 1", "z": "2"},
-    small={"X": "1 + 8 * batch", "P": "16"},
+    real={
+        "N": lambda batch: 9 * batch,
+        "L": "N",
+        "J": 1,
+        "D": 576,
+        "P": 64,
+        "X": lambda batch: 1 + 128 * batch,
+        "Y": lambda X: X + 1,
+        "z": 2,
+    },
     uses={
         "": Use(),
-        "index keys": Use(sizes={"D": "128"}),
-        "drafter": Use(sizes={"J": "8", "D": "128"}),
-        "fp8": Use({}, ("scale_1",), {"z": "1"}, {"cache_XJPD": _FP8}),
+        "index keys": Use(sizes={"D": 128}),
+        "drafter": Use(sizes={"J": 8, "D": 128}),
+        "fp8": Use({}, ("scale_1",), {"z": 1}, {"cache_XJPD": _FP8}),
     },
     run_time="NLXY",
-    bytes="(t + z) * L * J * D + 4 * L",
 )

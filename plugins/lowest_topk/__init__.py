@@ -13,7 +13,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 
 def reference(score_NL: torch.Tensor, *, k: int) -> torch.Tensor:
@@ -74,10 +74,9 @@ TOPK_SHORT = Plugin(
     inputs={"score_NL": "float32"},
     outputs={"column_NK": "int32"},
     attributes={"k": int},
-    sizes={"K": "k", "T": "pow2(L)"},
+    sizes={"K": "k", "T": lambda L: pow2(L)},
     grid=("N",),
     tiles={"": {"WARPS": 1}},
-    bytes="4 * N * (L + K)",
 )
 TOPK_SPLIT = Plugin(
     name="topk_split",
@@ -87,11 +86,10 @@ TOPK_SPLIT = Plugin(
     absent=("position_N",),
     outputs=_LISTS,
     attributes={"k": int},
-    sizes={"K": "k", "Z": "cdiv(M * P, TILE)"},
+    sizes={"K": "k", "Z": lambda M, P, TILE: cdiv(M * P, TILE)},
     scalars=("M",),
     grid=("N", "Z"),
     tiles={"": {"TILE": TILE, "PART": 2048, "WARPS": 16}},
-    bytes="4 * N * (M * P + 2 * Z * K + Z)",
 )
 TOPK_MERGE = Plugin(
     name="topk_merge",
@@ -100,11 +98,10 @@ TOPK_MERGE = Plugin(
     inputs=_LISTS,
     outputs=LISTS,
     attributes={"k": int},
-    sizes={"KP": "pow2(K)", "FAN": "TILE // KP", "Y": "cdiv(Z, FAN)"},
+    sizes={"KP": lambda K: pow2(K), "FAN": lambda TILE, KP: TILE // KP, "Y": lambda Z, FAN: cdiv(Z, FAN)},
     scalars=("Z",),
     grid=("N", "Y"),
     tiles={"": {"TILE": TILE, "WARPS": 16}},
-    bytes="4 * N * (Z * K + Z + 3 * Y * K + Y)",
 )
 TOPK_LAST = Plugin(
     name="topk_last",
@@ -113,11 +110,10 @@ TOPK_LAST = Plugin(
     inputs=LISTS,
     outputs={"column_NK": "int32"},
     attributes={"k": int},
-    sizes={"KP": "pow2(K)"},
+    sizes={"KP": lambda K: pow2(K)},
     scalars=("Y",),
     grid=("N",),
     tiles={"": {"WARPS": 8}},
-    bytes="4 * N * (Y * K + Y + 2 * K)",
 )
 OP = Op(
     name="lowest_topk",
@@ -127,11 +123,9 @@ OP = Op(
     reference=reference,
     plugged=plugged,
     plugins=(TOPK_SHORT, TOPK_SPLIT, TOPK_MERGE, TOPK_LAST),
-    real={"N": "9 * batch", "L": "256", "K": "8"},  # the router's experts
-    small={"N": "2"},
+    real={"N": lambda batch: 9 * batch, "L": 256, "K": 8},  # the router's experts
     uses={
         "": Use({"k": 8}),
-        "context": Use({"k": 2048}, sizes={"L": "131_072", "K": "2048"}),  # as `index_topk` does after its scores
+        "context": Use({"k": 2048}, sizes={"L": 131_072, "K": 2048}),  # as `index_topk` does after its scores
     },
-    bytes="4 * N * (L + K)",
 )

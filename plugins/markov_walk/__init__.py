@@ -24,7 +24,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import argmax, draft_probs, draw, margin
-from glmspec.plugins.spec import Op, Plugin, Runs, Use
+from glmspec.plugins.spec import Op, Plugin, Runs, Use, cdiv, pow2
 
 
 def reference(
@@ -51,8 +51,10 @@ def reference(
     ids, scores, embeddings, ahead, probs = [], [], [], [], []
     for row in range(idle + drafts):
         embedding_BA = torch.nn.functional.embedding(previous_B, w1_TA)
-        row_BF = other["rows"][:, row] if "rows" in other else None
-        feature_BA, state_BA = _feature(head, embedding_BA, row_BF, other.get("recurrent"), state_BA)
+        feature_BA = embedding_BA
+        if head != "vanilla":
+            row_BF = other["rows"][:, row]
+            feature_BA, state_BA = _feature(head, embedding_BA, row_BF, other["recurrent"], state_BA)
         if row < idle:
             continue
         z_BV = torch.addmm(logits_BJV[:, row - idle], feature_BA, w2_VA.t())
@@ -75,13 +77,11 @@ def reference(
 def _feature(
     head: str,
     embedding_BA: torch.Tensor,
-    row_BF: torch.Tensor | None,
-    recurrent_FH: torch.Tensor | None,
+    row_BF: torch.Tensor,
+    recurrent_FH: torch.Tensor,
     state_BA: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """f of a row and the state after it."""
-    if head == "vanilla":
-        return embedding_BA, None
+    """f of a row and the state after it, of a gated or rnn head."""
     if head == "gated":
         return torch.sigmoid(torch.addmm(row_BF, embedding_BA, recurrent_FH.t())) * embedding_BA, None
     state_BA = torch.zeros_like(embedding_BA) if state_BA is None else state_BA
@@ -123,8 +123,10 @@ def native(
             ids, scores, embeddings, ahead, probs = [], [], [], [], []
             for row in range(idle + drafts):
                 embedding_BA = ops.gather(w1_TA, previous_B)
-                row_BF = _row(other["rows"], row) if "rows" in other else None
-                feature_BA, state_BA = _native_feature(head, embedding_BA, row_BF, other.get("recurrent"), state_BA)
+                feature_BA = embedding_BA
+                if head != "vanilla":
+                    row_BF = _row(other["rows"], row)
+                    feature_BA, state_BA = _native_feature(head, embedding_BA, row_BF, other["recurrent"], state_BA)
                 if row < idle:
                     continue
                 z_BV = _row(logits_BJV, row - idle) + ops.matmul(feature_BA, w2_VA, transpose_b=True)
@@ -142,7 +144,10 @@ def native(
                 embeddings.append(ops.reshape(embedding_BA, (0, 1, rank)))
             outputs += [ops.concat(parts, 1) for parts in (ids, scores, embeddings, ahead, probs) if parts]
     extra = iter(outputs[3:])
-    return Walk(*outputs[:3], next(extra) if margins else None, next(extra) if "uniform" in other else None)
+    ids_BJ, scores_BJ, embeddings_BJA = outputs[:3]
+    return Walk(
+        ids_BJ, scores_BJ, embeddings_BJA, next(extra) if margins else None, next(extra) if "uniform" in other else None
+    )
 
 
 def _row(x_BRF: Tensor, row: int) -> Tensor:
@@ -150,11 +155,9 @@ def _row(x_BRF: Tensor, row: int) -> Tensor:
 
 
 def _native_feature(
-    head: str, embedding_BA: Tensor, row_BF: Tensor | None, recurrent_FH: Tensor | None, state_BA: Tensor | None
+    head: str, embedding_BA: Tensor, row_BF: Tensor, recurrent_FH: Tensor, state_BA: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """f of a row and the state after it."""
-    if head == "vanilla":
-        return embedding_BA, None
+    """f of a row and the state after it, of a gated or rnn head."""
     if head == "gated":
         gate_BA = ops.sigmoid(row_BF + ops.matmul(embedding_BA, recurrent_FH, transpose_b=True))
         return gate_BA * embedding_BA, None
@@ -220,10 +223,9 @@ BEGIN = Plugin(
         "totals_BJ": "float32",
     },
     attributes={"drafts": int},
-    sizes={"J": "drafts", "AP": "pow2(A)"},
+    sizes={"J": "drafts", "AP": lambda A: pow2(A)},
     grid=("B",),
     tiles={"": {"WARPS": 1}},
-    bytes="B * (4 + 3 * t * A)",
 )
 TILE = {"AC": 32, "BLOCKS": 16, "COLUMNS": 32, "WARPS": 4, "STAGES": 1}
 GATED = Plugin(
@@ -234,10 +236,8 @@ GATED = Plugin(
     outputs={"feature_BA": "T"},
     attributes={"row": int, "step": int},
     scalars=("B", "row", "step"),
-    grid=("cdiv(B, BLOCKS)", "cdiv(A, COLUMNS)"),
+    grid=(lambda B, BLOCKS: cdiv(B, BLOCKS), lambda A, COLUMNS: cdiv(A, COLUMNS)),
     tiles={"": TILE},
-    bytes="t * (3 * B * A + A * A)",
-    flops="2 * B * A * A",
 )
 RNN = Plugin(
     name="markov_rnn",
@@ -247,10 +247,8 @@ RNN = Plugin(
     outputs={"feature_BA": "T", "after_BA": "T"},
     attributes={"row": int, "step": int},
     scalars=("B", "row", "step"),
-    grid=("cdiv(B, BLOCKS)", "cdiv(A, COLUMNS)"),
+    grid=(lambda B, BLOCKS: cdiv(B, BLOCKS), lambda A, COLUMNS: cdiv(A, COLUMNS)),
     tiles={"": TILE},
-    bytes="t * (4 * B * A + B * F + F * H)",
-    flops="2 * B * F * H",
 )
 
 
@@ -266,14 +264,12 @@ def _step(drawn: bool) -> Plugin:
         inputs=inputs | (noise if drawn else {}),
         outputs=outputs | (more if drawn else {}),
         attributes={"step": int, "at": int},
-        sizes={"S": "cdiv(V, TOKENS * TILES)", "CHUNKS": "cdiv(A, AC)"},
+        sizes={"S": lambda V, TOKENS, TILES: cdiv(V, TOKENS * TILES), "CHUNKS": lambda A, AC: cdiv(A, AC)},
         scalars=("B", "step", "at"),
         absent=() if drawn else (*noise, *more),
         aliased={"z_BJV": "logits_BJV"} if drawn else {},
-        grid=("cdiv(B, BLOCKS)", "S"),
+        grid=(lambda B, BLOCKS: cdiv(B, BLOCKS), "S"),
         tiles={"": {"AC": 32, "BLOCKS": 32, "TOKENS": 64, "TILES": 4, "WARPS": 4, "STAGES": 4}},
-        bytes=f"t * (V * A + B * A + {1 + drawn} * B * V) + {12 + 4 * drawn} * B * S",
-        flops="2 * B * V * A",
     )
 
 
@@ -294,12 +290,16 @@ def _finish(offset: bool, drawn: bool) -> Plugin:
         inputs=inputs,
         outputs={"embeddings_BJA": "T", **told} | (sure if drawn else {}),
         attributes={"step": int, "vocab": int},
-        sizes={"JP": "pow2(J)", "AP": "pow2(A)", "SP": "pow2(S)", "SPLIT": "TOKENS * TILES"},
+        sizes={
+            "JP": lambda J: pow2(J),
+            "AP": lambda A: pow2(A),
+            "SP": lambda S: pow2(S),
+            "SPLIT": lambda TOKENS, TILES: TOKENS * TILES,
+        },
         scalars=("step",),
         absent=(*(() if offset else reduced), *(() if drawn else (*noise, *old_sure, *sure))),
         grid=("B",),
         tiles={"": {"TOKENS": 64, "TILES": 4, "WARPS": 4}},
-        bytes=f"B * (12 * S + t * A * (2 * J + 1) + 2 * J * (8 + t) + {drawn} * (4 * S + t * SPLIT + 16 * J))",
     )
 
 
@@ -317,9 +317,8 @@ LAW = Plugin(
         "temperature_B": "float32",
     },
     outputs={"probs_BJV": "float32"},
-    grid=("B * J", "cdiv(V, COLUMNS)"),
+    grid=(lambda B, J: B * J, lambda V, COLUMNS: cdiv(V, COLUMNS)),
     tiles={"": {"COLUMNS": 2048, "WARPS": 4}},
-    bytes="(t + 4) * B * J * V",
 )
 PARTS, NOISE = ("rows_BRF", "recurrent_FH"), ("temperature_B", "uniform_BJ")
 
@@ -328,8 +327,8 @@ def _use(head: str, *, offset: bool = False, drawn: bool = False) -> Use:
     """A head; drafts of a reduced vocabulary; drawn ones."""
     names = (PARTS if head != "vanilla" else ()) + ("offset_V",) * offset + (NOISE if drawn else ())
     given = [name.rpartition("_")[0] for name in names]
-    sizes = {"vanilla": {}, "gated": {"F": "A", "H": "A"}, "rnn": {"F": "3 * A", "H": "2 * A"}}[head]
-    sizes |= {"V": "32_000"} if offset else {}
+    sizes = {"vanilla": {}, "gated": {"F": "A", "H": "A"}, "rnn": {"F": lambda A: 3 * A, "H": lambda A: 2 * A}}[head]
+    sizes |= {"V": 32_000} if offset else {}
     return Use({"head": head, "given": given, "margins": True}, names, sizes)
 
 
@@ -356,8 +355,7 @@ OP = Op(
     plugins=(BEGIN, GATED, RNN, *STEPS.values(), *FINISHES.values(), LAW),
     # A margin is what two scores leave of each other, and no closer than they are.
     tolerance={"float32": 4e-6, "bfloat16": 1.6e-2, "float16": 2e-3},
-    real={"B": "batch", "J": "8", "R": "J", "V": "154_880", "C": "154_880", "A": "256"},
-    small={"V": "500", "C": "500", "A": "32"},
+    real={"B": "batch", "J": 8, "R": "J", "V": 154_880, "C": 154_880, "A": 256},
     uses={
         "": _use("vanilla"),
         "drawn": _use("vanilla", drawn=True),
@@ -367,6 +365,4 @@ OP = Op(
         "rnn": _use("rnn"),
     },
     run_time="B",
-    bytes="J * t * (V * A + B * V + 2 * B * A) + B * J * 8",
-    flops="2 * B * J * V * A",
 )

@@ -12,7 +12,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.formats import BLOCK, FP8_MAX
 from glmspec.network.graph import Tensor
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv
 
 _LEAST = 1e-12  # scale of a block of zeros
 
@@ -59,11 +59,10 @@ QUANTIZE_BLOCKS = Plugin(
     function="quantize_blocks_kernel",
     inputs={"x_ND": "T"},
     outputs={"code_ND": "float8_e4m3fn", "scale_NZ": "float32"},
-    sizes={"Z": f"cdiv(D, {BLOCK})"},
+    sizes={"Z": lambda D: cdiv(D, 128)},
     scalars=("N",),
-    grid=("cdiv(N * Z, BLOCKS)",),
+    grid=(lambda N, Z, BLOCKS: cdiv(N * Z, BLOCKS),),
     tiles={"": {"BLOCK": BLOCK, "BLOCKS": 4, "WARPS": 2}},
-    bytes="(t + 1) * N * D + 4 * N * Z",
 )
 OP = Op(
     name="quantize_blocks",
@@ -73,12 +72,10 @@ OP = Op(
     plugged=plugged,
     plugins=(QUANTIZE_BLOCKS,),
     tolerance={"float8_e4m3fn": 0.0, "float32": 0.0},
-    real={"N": "9 * batch", "D": "6144"},
-    small={"N": "4"},
+    real={"N": lambda batch: 9 * batch, "D": 6144},
     uses={
         "": Use(),
-        "query rank": Use(sizes={"D": "2048"}),
-        "attention": Use(sizes={"D": "16384"}),
+        "query rank": Use(sizes={"D": 2048}),
+        "attention": Use(sizes={"D": 16384}),
     },
-    bytes=f"(t + 1) * N * D + 4 * N * cdiv(D, {BLOCK})",
 )

@@ -19,13 +19,14 @@ candidates.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import accept, draw, sample, target_probs
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _TINY = 2.0**-126  # the least normal float32
 
@@ -256,7 +257,7 @@ _BLOCKS = {"draft_R": "int32", "q_row_R": "int32", "row_BQ": "int32", "count_B":
 _LAST = {"last_B": "float32", "block_B": "int32", "q_ZK": "float32"}
 _CHANCES = {"weight_BQ": "float32", "largest_BQ": "float32", "total_BQ": "float32", "first_BQ": "int32"}
 _VERDICT = {"accepted_B": "int32", "tokens_BQ": "int32"}
-_PADDED = {"SP": "pow2(S)", "QP": "pow2(Q)"}
+_PADDED = {"SP": lambda S: pow2(S), "QP": lambda Q: pow2(Q)}
 CHANCES = Plugin(
     name="chances",
     op="reject",
@@ -266,7 +267,6 @@ CHANCES = Plugin(
     sizes=_PADDED,
     grid=("B",),
     tiles={"": {"WARPS": 4}},
-    bytes="12 * B * Q * S + 52 * B * Q",
 )
 MASSES = Plugin(
     name="masses",
@@ -274,14 +274,12 @@ MASSES = Plugin(
     function="masses_kernel",
     inputs={**_LAW, "q_row_R": "int32", "row_BQ": "int32", "q_ZK": "float32", **_CHANCES},
     outputs={"mass_BQS": "float32"},
-    sizes={"S": "cdiv(V, SPLIT)"},
+    sizes={"S": lambda V, SPLIT: cdiv(V, SPLIT)},
     grid=("S", "Q", "B"),
     tiles={"": {"SPLIT": sample.SPLIT, "WARPS": 8}},
-    bytes="B * (Q - 1) * V * (t + 4) + 4 * B * Q * S",  # every draft's, as block verification needs them
-    flops="6 * B * (Q - 1) * V",
 )
 _JUDGED = {**_LAW, **sample.STATS, **_BLOCKS, **_LAST}
-_RESAMPLE = dict(
+_RESAMPLE: dict[str, Any] = dict(
     op="reject",
     function="resample_kernel",
     outputs=_VERDICT,
@@ -291,18 +289,16 @@ _RESAMPLE = dict(
 RESAMPLE = Plugin(
     name="resample",
     inputs={**_JUDGED, "q_ids_ZK": "int32"},
-    sizes={**_PADDED, "KP": "pow2(K)"},
+    sizes={**_PADDED, "KP": lambda K: pow2(K)},
     absent=("mass_BQS",),
     **_RESAMPLE,
-    bytes="B * (t * SPLIT + 12 * Q * S + Q * K * (t + 8) + 40 * Q)",
 )
 RESAMPLE_WHOLE = Plugin(
     name="resample_whole",
     inputs={**_JUDGED, "mass_BQS": "float32"},
-    sizes={**_PADDED, "KP": "1"},
+    sizes={**_PADDED, "KP": 1},
     absent=("q_ids_ZK",),
     **_RESAMPLE,
-    bytes="B * ((t + 4) * SPLIT + 16 * Q * S + 40 * Q)",
 )
 OP = Op(
     name="reject",
@@ -312,10 +308,7 @@ OP = Op(
     reference=reference,
     plugged=plugged,
     plugins=(sample.LEAST_LOGIT, sample.ROW_STATS, CHANCES, MASSES, RESAMPLE, RESAMPLE_WHOLE),
-    real={"B": "batch", "Q": "9", "R": "9 * batch", "V": "154_880", "Z": "8 * batch", "K": "V"},
-    small={"V": "9000"},
-    uses={"": Use(optional=("q_ids_ZK",), sizes={"K": "16"}), "whole": Use()},
+    real={"B": "batch", "Q": 9, "R": lambda batch: 9 * batch, "V": 154_880, "Z": lambda batch: 8 * batch, "K": "V"},
+    uses={"": Use(optional=("q_ids_ZK",), sizes={"K": 16}), "whole": Use()},
     run_time="BRZ",
-    bytes="t * R * V + 4 * Z * K + 60 * R",
-    flops="4 * R * V",
 )

@@ -11,7 +11,7 @@ import torch
 
 from glmspec.network.graph import Tensor
 from glmspec.plugins import draw, target_probs
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, cdiv, pow2
 
 
 def reference(
@@ -65,7 +65,6 @@ LEAST_LOGIT = Plugin(
     outputs={"bound_R": "float32"},
     grid=("R",),
     tiles={"": {"BLOCK": 2048, "WARPS": 16}},
-    bytes="20 * R",  # rows that are narrowed: their logits too, about six times, of which five are in the L2 cache
 )
 ROW_STATS = Plugin(
     name="row_stats",
@@ -73,11 +72,9 @@ ROW_STATS = Plugin(
     function="row_stats_kernel",
     inputs={"logits_RV": "T", "temperature_R": "float32", "bound_R": "float32"},
     outputs=STATS,
-    sizes={"S": "cdiv(V, SPLIT)"},
+    sizes={"S": lambda V, SPLIT: cdiv(V, SPLIT)},
     grid=("S", "R"),
     tiles={"": {"SPLIT": SPLIT, "WARPS": 4}},
-    bytes="t * R * V + 12 * R * S",
-    flops="4 * R * V",
 )
 DRAW_ROW = Plugin(
     name="draw_row",
@@ -85,10 +82,9 @@ DRAW_ROW = Plugin(
     function="draw_row_kernel",
     inputs={"logits_RV": "T", "temperature_R": "float32", "bound_R": "float32", **STATS, "u_R": "float32"},
     outputs={"token_R": "int32"},
-    sizes={"SP": "pow2(S)"},
+    sizes={"SP": lambda S: pow2(S)},
     grid=("R",),
     tiles={"": {"SPLIT": SPLIT, "WARPS": 4}},
-    bytes="R * (t * SPLIT + 12 * S + 16)",
 )
 OP = Op(
     name="sample",
@@ -97,9 +93,6 @@ OP = Op(
     reference=reference,
     plugged=plugged,
     plugins=(LEAST_LOGIT, ROW_STATS, DRAW_ROW),
-    real={"R": "9 * batch", "V": "154_880"},
-    small={"V": "9000"},
+    real={"R": lambda batch: 9 * batch, "V": 154_880},
     run_time="R",
-    bytes="t * R * V + 24 * R",
-    flops="4 * R * V",
 )

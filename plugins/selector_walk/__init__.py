@@ -18,7 +18,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import draft_probs, draw, lowest_topk, margin
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 CANDIDATES = 32  # most of a plugin
 _NO_ID = 2**31 - 1
@@ -153,10 +153,9 @@ MAXIMA = Plugin(
     function="group_maxima_kernel",
     inputs={"logits_NV": "T"},
     outputs={"maximum_NG": "T"},
-    sizes={"G": "cdiv(V, WIDTH)"},
-    grid=("N", "cdiv(G, GROUPS)"),
+    sizes={"G": lambda V, WIDTH: cdiv(V, WIDTH)},
+    grid=("N", lambda G, GROUPS: cdiv(G, GROUPS)),
     tiles={"": {"GROUPS": 64, "WIDTH": 128, "WARPS": 4}},
-    bytes="t * N * (V + G)",
 )
 CHOICE = Plugin(
     name="selector_candidates",
@@ -165,11 +164,9 @@ CHOICE = Plugin(
     inputs={"logits_NV": "T", "maximum_NG": "T"},
     outputs={"candidate_NK": "int32", "unary_NK": "T"},
     attributes={"k": int},
-    sizes={"K": "k", "KP": "pow2(k)", "TOP": "max(KP, pow2(cdiv(G, FAN)))"},
+    sizes={"K": "k", "KP": lambda k: pow2(k), "TOP": lambda KP, G, FAN: max(KP, pow2(cdiv(G, FAN)))},
     grid=("N",),
     tiles={"": {"FAN": 8, "PART": 8, "WIDTH": 128, "WARPS": 16}},
-    bytes="N * (t * (G + K * FAN + K * WIDTH) + K * (4 + t))",
-    flops="N * (TOP * TOP + KP * KP * (FAN * FAN + (WIDTH // PART) * (WIDTH // PART) + PART * PART))",
 )
 
 
@@ -184,12 +181,10 @@ def _walk(offset: bool, drawn: bool) -> Plugin:
         function="selector_walk_kernel",
         inputs=inputs | {"succ_VA": "T"} | ({"offset_V": "int32"} if offset else {}) | (noise if drawn else {}),
         outputs=OUTPUTS | (LAWS if drawn else {}),
-        sizes={"JP": "pow2(J)", "KP": "pow2(K)", "AP": "pow2(A)"},
+        sizes={"JP": lambda J: pow2(J), "KP": lambda K: pow2(K), "AP": lambda A: pow2(A)},
         absent=tuple(absent if drawn else [*absent, *noise, *LAWS]),
         grid=("B",),
         tiles={"": {"WARPS": 8, "STAGES": 1}},  # it reads ahead by itself
-        bytes=f"B * J * (K * ({18 if drawn else 6} + t * (A + 1)) + 2 * t * A + 8 + t)",
-        flops="2 * B * J * K * A",
     )
 
 
@@ -197,7 +192,7 @@ OUTPUTS = {"ids_BJ": "int32", "scores_BJ": "T", "margins_BJ": "float32"}
 LAWS = {"targets_BJK": "int32", "probs_BJK": "float32"}
 WALKS = {(offset, drawn): _walk(offset, drawn) for offset in (False, True) for drawn in (False, True)}
 NOISE = ("temperature_B", "uniform_BJ")
-REDUCED = {"V": "32_000"}  # tokens of a reduced draft vocabulary
+REDUCED = {"V": 32_000}  # tokens of a reduced draft vocabulary
 OP = Op(
     name="selector_walk",
     inputs={"logits_BJV": "T", "projected_BJA": "T", "anchor_B": "int32", "pred_CA": "T", "succ_VA": "T"},
@@ -207,8 +202,7 @@ OP = Op(
     reference=reference,
     plugged=plugged,
     plugins=(MAXIMA, CHOICE, *WALKS.values()),
-    real={"B": "batch", "J": "8", "V": "154_880", "C": "154_880", "A": "256", "K": "16"},
-    small={"V": "2000", "C": "2000", "A": "32"},
+    real={"B": "batch", "J": 8, "V": 154_880, "C": 154_880, "A": 256, "K": 16},
     uses={
         "": Use({"k": 16, "given": []}),
         "drawn": Use({"k": 16, "given": ["temperature", "uniform"]}, NOISE),
@@ -216,6 +210,4 @@ OP = Op(
         "reduced, drawn": Use({"k": 16, "given": ["offset", "temperature", "uniform"]}, ("offset_V", *NOISE), REDUCED),
     },
     run_time="B",
-    bytes="t * B * J * (V + 2 * A + K * A + 1) + 8 * B * J",
-    flops="2 * B * J * K * A",
 )

@@ -9,13 +9,15 @@ compressed columns, K rows, X pages, P rows a page, S splits of the K rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from glmspec.core.errors import NetworkError
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.attention_merge import MERGE
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use
+from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _FP8 = "float8_e4m3fn"
 _WIDEST = 256  # columns of a float32 row: wider ones take more shared memory than a program has
@@ -95,32 +97,32 @@ def plugged(run: Runs, q_NHD, cache_X1PD, rows_NK, visible_NK, scale_1=None, *, 
 # would leave multiprocessors idle at the end of the launch; the parts' bytes stay below a tenth of the rows'.
 # (Rules that hold a run-time size are made of + - * // alone, the symbol first: TensorRT's expressions have no more.)
 _SIZES = {
-    "V": "D - value_start",
-    "RP": "max(16, pow2(value_start))",
-    "VP": "max(64, pow2(V))",
-    "HEADS": "min(16, max(8, pow2(H)))",
-    "BLOCK": "16",  # rows at once: with twice as many a program takes 54 KB of shared memory
-    "MOST": "min(40, cdiv(K, BLOCK))",
-    "S": "(N + 30 * MOST + 29) // (N + 30)",
+    "V": lambda D, value_start: D - value_start,
+    "RP": lambda value_start: max(16, pow2(value_start)),
+    "VP": lambda V: max(64, pow2(V)),
+    "HEADS": lambda H: min(16, max(8, pow2(H))),
+    "BLOCK": 16,  # rows at once: with twice as many a program takes 54 KB of shared memory
+    "MOST": lambda K, BLOCK: min(40, cdiv(K, BLOCK)),
+    "S": lambda N, MOST: (N + 30 * MOST + 29) // (N + 30),
 }
-_SPLIT = dict(
+_SPLIT: dict[str, Any] = dict(
     op="sparse_mla",
     function="split_kernel",
     outputs={"out_NSHV": "float32", "peak_NSH": "float32", "mass_NSH": "float32"},
     attributes={"scale": float, "value_start": int},
     scalars=("S",),
-    grid=("N * cdiv(H, HEADS)", "S"),  # tokens of a step may be more than an axis other than x has programs
-    flops="2 * N * H * K * (D + V)",
+    grid=(
+        lambda N, H, HEADS: N * cdiv(H, HEADS),
+        "S",
+    ),  # tokens of a step may be more than an axis other than x has programs
 )
 _LATENTS = {"q_NHD": "T", "cache_X1PD": "T", "rows_NK": "int32", "visible_NK": "int32"}
-_SPLIT_BYTES = "N * K * (8 + {} * D) + t * N * H * D + 4 * N * S * H * (V + 2)"
 SPLIT = Plugin(
     name="sparse_mla_split",
     inputs=_LATENTS,
     absent=("scale_1",),
     sizes=_SIZES,
     tiles={"": {"WARPS": 4, "STAGES": 2}},
-    bytes=_SPLIT_BYTES.format("t"),
     **_SPLIT,
 )
 SPLIT_FP8 = Plugin(
@@ -128,7 +130,6 @@ SPLIT_FP8 = Plugin(
     inputs={**_LATENTS, "cache_X1PD": _FP8, "scale_1": "float32"},
     sizes=_SIZES,
     tiles={"": {"WARPS": 4, "STAGES": 2}},
-    bytes=_SPLIT_BYTES.format("1"),
     **_SPLIT,
 )
 _REAL = {"scale": 256**-0.5, "value_start": 64}
@@ -144,14 +145,20 @@ OP = Op(
     # Rounding of scores, of probabilities and of the result, which the reference does too.
     tolerance={"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2},
     # z: bytes of a cached number. On 8 ranks a rank has 8 heads.
-    real={"N": "9 * batch", "H": "8", "D": "576", "V": "512", "K": "2048", "P": "64", "X": "1 + 128 * batch", "z": "2"},
-    small={"H": "4", "D": "96", "V": "32", "K": "64", "P": "16", "X": "1 + 8 * batch"},
+    real={
+        "N": lambda batch: 9 * batch,
+        "H": 8,
+        "D": 576,
+        "V": 512,
+        "K": 2048,
+        "P": 64,
+        "X": lambda batch: 1 + 128 * batch,
+        "z": 2,
+    },
     uses={
         "": Use(_REAL),
-        "4 ranks": Use(_REAL, sizes={"H": "16"}),
-        "fp8": Use(_REAL, ("scale_1",), {"z": "1"}, {"cache_X1PD": _FP8}),
+        "4 ranks": Use(_REAL, sizes={"H": 16}),
+        "fp8": Use(_REAL, ("scale_1",), {"z": 1}, {"cache_X1PD": _FP8}),
     },
     run_time="NX",
-    bytes="N * K * (8 + z * D) + t * N * H * (D + V)",
-    flops="2 * N * H * K * (D + V)",
 )

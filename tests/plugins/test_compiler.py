@@ -19,7 +19,7 @@ from glmspec.plugins import OPS, compiler
 from glmspec.plugins.accept import ACCEPT
 from glmspec.plugins.argmax import ARGMAX_SPLIT
 from glmspec.plugins.compiler import LIMITS, compile_all, compile_variant, variant_of, write_compiled
-from glmspec.plugins.spec import Plugin
+from glmspec.plugins.spec import Plugin, text
 from glmspec.plugins.variants import real_variants
 
 SIZES = {"N": 9, "V": 154_880}
@@ -66,8 +66,8 @@ def test_sources_and_limits_are_digested(monkeypatch, tmp_path):
     (tmp_path / "argmax").mkdir()
     digests = set()
     for name in ("kernel.py", LIMITS):
-        for text in ("1", "2"):
-            (tmp_path / "argmax" / name).write_text(text)
+        for content in ("1", "2"):
+            (tmp_path / "argmax" / name).write_text(content)
             digests.add(compiler.sources_digest())
     assert len(digests) == 4
 
@@ -216,7 +216,7 @@ def test_a_folder_of_kernels(tmp_path):
         assert sha256((folder / row["file"]).read_bytes()).hexdigest() == one.sha256
         assert sha256((folder / row["cubin"]).read_bytes()).hexdigest() == row["cubin_sha256"]
         assert (row["registers"], row["stack"], row["shared_memory"]) == (one.registers, 0, one.shared_memory)
-        assert row["launch"]["grid"] == list(one.variant.plugin.grid)
+        assert row["launch"]["grid"] == [text(rule) for rule in one.variant.plugin.grid]
         assert row["launch"]["warps"] == one.warps
         assert list(row["parameters"].items()) == list(one.variant.parameters.items())
         assert row["constants"] == dict(one.variant.constants)

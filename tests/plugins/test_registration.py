@@ -10,7 +10,7 @@ from support.tensorrt_stand_in import Builder, Expr, Tensor, build, tensorrt  # 
 from glmspec.plugins import OPS, registration
 from glmspec.plugins.compiler import variant_of
 from glmspec.plugins.registration import compiled, register
-from glmspec.plugins.spec import value
+from glmspec.plugins.spec import cdiv, text, value
 from glmspec.plugins.variants import Launch, Recorder, shaped
 
 SM = "SM100"
@@ -76,7 +76,19 @@ def test_what_tensorrt_is_told(tensorrt, name):  # noqa: F811
     assert layer.shared_memory.at(sizes) == made.shared_memory
 
 
-@pytest.mark.parametrize("rule", ["N + 7", "7 + N", "N - 7", "N * 3", "3 * N", "N // 3", "cdiv(N, 8)", "N * N + 1"])
+RULES = (
+    lambda N: N + 7,
+    lambda N: 7 + N,
+    lambda N: N - 7,
+    lambda N: N * 3,
+    lambda N: 3 * N,
+    lambda N: N // 3,
+    lambda N: cdiv(N, 8),
+    lambda N: N * N + 1,
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=text)
 def test_rules_are_the_same_on_run_time_sizes(tensorrt, rule):  # noqa: F811
     trtp = tensorrt.plugin
     symbolic = trtp._tensor.SymIntExpr

@@ -14,7 +14,7 @@ from glmspec.plugins import OPS
 from glmspec.plugins.accept import ACCEPT
 from glmspec.plugins.argmax import ARGMAX_SPLIT
 from glmspec.plugins.kv_append import APPEND
-from glmspec.plugins.spec import UNKNOWN, NoPlugin, bind, dims, value
+from glmspec.plugins.spec import UNKNOWN, NoPlugin, Plugin, bind, cdiv, dims, pow2, text, value
 from glmspec.plugins.variants import Recorder, Shaped
 
 
@@ -43,8 +43,20 @@ def test_contradictions_are_refused(shapes, message):
 
 def test_rules():
     symbols = {"B": 5, "D": 48}
-    assert [value(rule, symbols) for rule in ("cdiv(B, 2)", "pow2(D)", "pow2(1)", "min(B, D)")] == [3, 64, 1, 5]
-    assert value("cdiv(B, 2) * 3", {"B": UNKNOWN}) is UNKNOWN
+    rules = (7, "D", lambda B: cdiv(B, 2), lambda D: pow2(D), lambda: pow2(1), lambda D, B: min(B, D))
+    assert [value(rule, symbols) for rule in rules] == [7, 48, 3, 64, 1, 5]
+    assert value(lambda B: cdiv(B, 2) * 3, {"B": UNKNOWN}) is UNKNOWN
+
+
+def test_rules_are_shown_as_they_are_written():
+    rules = (7, "D", lambda B: cdiv(B, 2), lambda B, D: (B + 1) // (D - 1), lambda D: 96 if D else 1)
+    assert [text(rule) for rule in rules] == ["7", "D", "cdiv(B, 2)", "(B + 1) // (D - 1)", "96 if D else 1"]
+
+
+@pytest.mark.parametrize("grid", [("Q",), (lambda N, Q: N * Q,)])
+def test_a_rule_of_an_unknown_symbol_is_refused(grid):
+    with pytest.raises(NetworkError, match="plugin p: rule of x: found Q, which is no symbol yet"):
+        Plugin(name="p", op="p", inputs={"a_N": "T"}, outputs={"b_N": "T"}, grid=grid, tiles={"": {"WARPS": 1}})
 
 
 def test_dtypes_decide_the_compute_dtype():
