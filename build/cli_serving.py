@@ -61,13 +61,13 @@ def generate(
     if source and chat:
         raise click.UsageError("--input and --chat exclude each other: a line has messages instead of a prompt")
     from glmspec.runtime.engine import Engine
-    from glmspec.runtime.generate import Wanted
+    from glmspec.runtime.generate import GenerateOptions
     from glmspec.runtime.generate import generate as answer
 
     files = {"source": source, "output": output, "statistics": statistics}
-    wanted = Wanted(**files, resume=resume, prompts=prompts, chat=chat, settings=settings)
+    options = GenerateOptions(**files, resume=resume, prompts=prompts, chat=chat, settings=settings)
     how = {"verification": verification, "adaptive": adaptive, "progress": progress()}
-    answer(functools.partial(Engine, engines, drafter, not no_speculation, **how), wanted, progress())
+    answer(functools.partial(Engine, engines, drafter, not no_speculation, **how), options, progress())
 
 
 @click.command(cls=Command)

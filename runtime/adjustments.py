@@ -18,7 +18,7 @@ from glmspec.runtime.sampling import Sampling
 
 @dataclass(frozen=True)
 class Entries:
-    """What happens to some logits of one row. tokens int [E], before, factor, after float32 [E]: see plugins/adjust."""
+    """Changes of some logits of one row. tokens int [E], before, factor, after float32 [E]: see `plugins/adjust.py`."""
 
     tokens: np.ndarray
     before: np.ndarray
@@ -26,8 +26,17 @@ class Entries:
     after: np.ndarray
 
 
+UNCHANGED = Entries(
+    np.zeros(1, dtype=np.int64),
+    before=np.zeros(1, dtype=np.float32),
+    factor=np.ones(1, dtype=np.float32),
+    after=np.zeros(1, dtype=np.float32),
+)
+
+
 class Adjustments:
-    """Knows the answer so far. end_ids: tokens that end it, forbidden for the first `min_tokens`."""
+    """Makes a request's entries, row by row, and follows its answer. end_ids: tokens that end it, forbidden for the
+    first `min_tokens`."""
 
     def __init__(self, sampling: Sampling, prompt_ids: Sequence[int], end_ids: Collection[int]) -> None:
         self._sampling = sampling
@@ -54,7 +63,7 @@ class Adjustments:
         self._seen_E[places] = True
 
     def rows(self, drafts: Sequence[int]) -> list[Entries]:
-        """Of the row after the answer, and of the row after each draft: each sees the drafts before it."""
+        """The entries of the row after the answer, and of the row after each draft: each sees the drafts before it."""
         places = self._places(drafts)
         count_E, seen_E, answer = self._count_E.copy(), self._seen_E.copy(), list(self._answer)
         rows = [self._row(answer, count_E, seen_E)]
@@ -66,7 +75,7 @@ class Adjustments:
         return rows
 
     def _places(self, tokens: Iterable[int]) -> list[int]:
-        """Where tokens are in the arrays; new ones are appended, unadjusted."""
+        """The places of tokens in the arrays; new ones are appended, unadjusted."""
         tokens = list(tokens)
         fresh = [token for token in dict.fromkeys(tokens) if token not in self._place]
         for token in fresh:

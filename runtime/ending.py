@@ -1,4 +1,4 @@
-"""Where an answer ends: end tokens, stop texts and max_tokens, in one place.
+"""Ends an answer: end tokens, stop texts and max_tokens, in one place.
 
 A step yields several tokens and any of them may be the last. Whatever comes after it in the same block
 is dropped here, before anyone counts, caches or shows it.
@@ -14,19 +14,19 @@ from glmspec.runtime.text import TextStream
 
 class Ending:
     """Watches one sequence's new tokens. end_ids: the model's own end tokens. text: its decoder, None when the engine
-    has no tokenizer. most: the token count at which it ends anyway. tokens: those that end it."""
+    has no tokenizer. max_tokens: the count at which it ends anyway. tokens: those that end it."""
 
-    def __init__(self, request: Request, end_ids: Collection[int], text: TextStream | None, most: int) -> None:
+    def __init__(self, request: Request, end_ids: Collection[int], text: TextStream | None, max_tokens: int) -> None:
         self.tokens = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else frozenset(end_ids))
         self._stop = request.stop
-        self._most = most
+        self._max_tokens = max_tokens
         self._text = text
         self._held = ""  # text that could be the beginning of a stop text
         self._count = 0
 
     def take(self, tokens: Sequence[int]) -> Delta:
-        """The tokens that belong to the answer, their text, and why it ends, if it does. An end token is kept
-        as the last token; a stop text is cut from the text, its tokens are kept."""
+        """Returns the tokens that belong to the answer, their text, and the reason why it ends, if it does. An end
+        token is kept as the last token; a stop text is cut from the text, its tokens are kept."""
         shown = ""
         for index, token in enumerate(tokens):
             self._count += 1
@@ -34,7 +34,7 @@ class Ending:
             shown += fresh
             if token in self.tokens or stopped:
                 return self._last(tokens[: index + 1], shown, STOP, cut=stopped)
-            if self._count == self._most:
+            if self._count == self._max_tokens:
                 return self._last(tokens[: index + 1], shown, LENGTH)
         return Delta(tuple(tokens), shown)
 
@@ -46,9 +46,10 @@ class Ending:
         return self._release()
 
     def _release(self) -> tuple[str, bool]:
-        found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
-        if found:
-            shown, self._held = self._held[: min(found)], ""
+        """Text that cannot be the beginning of a stop text any more, and whether a stop text was completed."""
+        stops = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        if stops:
+            shown, self._held = self._held[: min(stops)], ""
             return shown, True
         keep = max((_overlap(self._held, stop) for stop in self._stop), default=0)
         shown = self._held[: len(self._held) - keep]
@@ -56,6 +57,7 @@ class Ending:
         return shown, False
 
     def _last(self, tokens: Sequence[int], shown: str, reason: str, cut: bool = False) -> Delta:
+        """The answer's last piece. cut: a stop text ended it, so that no text follows."""
         if self._text is not None and not cut:
             self._held += self._text.finish()
             more, stopped = self._release()

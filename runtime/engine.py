@@ -23,9 +23,10 @@ from glmspec.network.limits import CONTEXT, EngineLimits
 from glmspec.runtime.accept import BLOCK, STANDARD, Acceptance
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, prepare
 from glmspec.runtime.adjustments import Adjustments
-from glmspec.runtime.cost_table import MadeFor
+from glmspec.runtime.cost_table import MeasuredOn
 from glmspec.runtime.directory import EngineDirectory
 from glmspec.runtime.ending import Ending
+from glmspec.runtime.executor import Tensors
 from glmspec.runtime.model import Model
 from glmspec.runtime.profile import LoadedModels
 from glmspec.runtime.propose import BlockDrafter, Drafter
@@ -101,9 +102,9 @@ class Engine:
                 "Leave it out, or use engines with a drafter."
             )
         self._doing("measuring steps")
-        made_for = MadeFor(sha256(self.directory.folder / "config.json"), self.drafter_name)
+        measured_on = MeasuredOn(sha256(self.directory.folder / "config.json"), self.drafter_name)
         models = LoadedModels(self.verifier, self.drafter, self.limits, self.scheduler.pool, self.scheduler.rings)
-        return prepare(adaptive, models, made_for)
+        return prepare(adaptive, models, measured_on)
 
     def _load_acceptance(self, name: str) -> Model:
         """A network on logits: no weights, and one rank."""
@@ -115,27 +116,31 @@ class Engine:
 
     def _shared(self, name: str) -> torch.Tensor:
         """A whole weight of the verifier, in the compute dtype: on one rank its own tensor and no second copy."""
-        parts = [mine[name] for mine in self.verifier.weights]
+        parts = [weights[name] for weights in self.verifier.weights]
         return parts[0] if len(parts) == 1 else torch.cat(parts)[: self.verifier.config.vocab_size]
 
     @property
     def busy(self) -> bool:
-        """True while any request waits or runs."""
+        """True while any sequence waits or runs."""
         return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def check(self, request: Request) -> None:
+        """Raise `RequestError` for a request that does not fit the verifier, the limits or the tokenizer."""
+        vocab_size, has_text = self.verifier.config.vocab_size, self.tokenizer is not None
+        request.check(vocab_size, self.limits.max_model_len, has_text, self.directory.illegal)
 
     def add(self, request: Request) -> Sequence:
         """Queue a request. Raises `RequestError` for one that cannot be served."""
-        vocab_size, limit = self.verifier.config.vocab_size, self.limits.max_model_len
-        request.check(vocab_size, limit, self.tokenizer is not None, self.directory.illegal)
-        most = min(request.max_tokens, limit - len(request.prompt_ids))
-        ending = Ending(request, self.end_ids, self.tokenizer.stream() if self.tokenizer else None, most)
-        request.sampling.check_choice(vocab_size - len(self.directory.illegal), ending.tokens)
+        self.check(request)
+        max_tokens = min(request.max_tokens, self.limits.max_model_len - len(request.prompt_ids))
+        ending = Ending(request, self.end_ids, self.tokenizer.stream() if self.tokenizer else None, max_tokens)
+        request.sampling.check_choice(self.verifier.config.vocab_size - len(self.directory.illegal), ending.tokens)
         adjustments = None
         if request.sampling.adjusts:
             adjustments = Adjustments(request.sampling, request.prompt_ids, ending.tokens)
         stats = SpecStats(self.stats.num_spec_tokens)
-        reach = self.drafter.reach if self.drafter else 0
-        sequence = Sequence(request, ending, len(request.prompt_ids) + most, stats, adjustments, reach)
+        max_positions = self.drafter.max_positions if self.drafter else 0
+        sequence = Sequence(request, ending, len(request.prompt_ids) + max_tokens, stats, adjustments, max_positions)
         self.scheduler.add(sequence)
         return sequence
 
@@ -144,7 +149,7 @@ class Engine:
         self.scheduler.abort(sequence)
 
     def step(self) -> list[tuple[Sequence, Delta]]:
-        """Run one step; what every request that gained something gained."""
+        """Run one step. Returns the sequences whose answers gained something, and what they gained."""
         shares = self.scheduler.plan()
         if not shares:
             return []
@@ -158,29 +163,23 @@ class Engine:
                 self.stats.add(sequence.stats)
         return gained
 
-    def stream(self, request: Request) -> abc.Iterator[tuple[Sequence, Delta]]:
-        """Answer one request alone, step by step."""
-        self.add(request)
-        while self.busy:
-            yield from self.step()
-
     def answer(self, request: Request) -> tuple[Answer, SpecStats]:
         """Answer one request alone."""
-        answer, stats = Answer(), SpecStats(self.stats.num_spec_tokens)
-        for sequence, delta in self.stream(request):
-            answer.add(delta)
-            stats = sequence.stats
-        return answer, stats
+        sequence, answer = self.add(request), Answer()
+        while self.busy:
+            for _, delta in self.step():
+                answer.add(delta)
+        return answer, sequence.stats
 
 
 def _model(
     checkpoint: Checkpoint,
     record: dict[str, Any],
-    shared: abc.Sequence[dict[str, torch.Tensor]] | None = None,
+    shared: abc.Sequence[Tensors] | None = None,
     network: Mtp | None = None,
 ) -> Model:
-    """record: the model's own config.json. shared: weights of other models to take, by rank. network: the one to author
-    when it is not the config's own."""
+    """Loads a model. record: its own config.json. shared: weights of other models to take, by rank. network: the one to
+    author when it is not the config's own."""
     build, config, ranks = record["build_config"], checkpoint.config, range(checkpoint.mapping.tp)
     if isinstance(config, DrafterConfig):
         config = config.chosen(build["drafter_window"], build["num_speculative_tokens"], build["markov_top_k"])

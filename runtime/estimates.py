@@ -1,4 +1,4 @@
-"""How likely each draft is to be accepted when all before it were, from what its drafter says of it.
+"""Estimates each draft's chance of acceptance, given that all before it were accepted, from its drafter's signal.
 
 A drafter with a confidence head says so itself, in chances that may be calibrated; of others the margin between the
 best two scores is turned into a chance by what came of such margins before. Neither looks at the draft itself, nor at
@@ -24,8 +24,7 @@ _REMEMBERED = 1024  # observations a position
 _PRIOR = np.array([0.5, 0.0])  # w, b: an even chance without a margin, 0.92 with one of 5
 _RIDGE = np.array([4.0, 1.0])  # how firmly the prior is held, of w and b: against sums over the observations
 _NEWTON_STEPS = 8
-_FEWEST, _EPSILON = 0.05, 1e-6  # the range of 1 / T; how far from 0 and 1 a confidence is kept
-_HALVINGS = 50
+_EPSILON = 1e-6  # how far from 0 and 1 a confidence is kept
 
 
 class Estimates(Protocol):
@@ -33,7 +32,7 @@ class Estimates(Protocol):
 
     @property
     def exploring(self) -> bool:
-        """Whether all drafts of the next step are verified, to learn of them."""
+        """True when all drafts of the next step should be verified, to learn of them."""
         ...
 
     def chances(self, signal_BJ: np.ndarray) -> np.ndarray:
@@ -46,7 +45,7 @@ class Estimates(Protocol):
 
 class Confidence:
     """The drafter's own confidence c, as sigmoid(logit(c) / T_k) at position k (Guo et al., On Calibration of Modern
-    Neural Networks, 2017). temperatures: one a position; None: as it is."""
+    Neural Networks, 2017). temperatures: one a position; None keeps c."""
 
     exploring = False
 
@@ -62,7 +61,7 @@ class Confidence:
 
 
 class Margins:
-    """Chances sigmoid(w_k * min(margin, MARGIN_MOST) + b_k) at position k, refit to the newest observations every
+    """Chances sigmoid(w_k * min(margin, MAX_MARGIN) + b_k) at position k, refit to the newest observations every
     REFIT_STEPS steps, earlier at first. The step after a refit explores: what is never verified is never learned."""
 
     def __init__(self, drafts: int) -> None:
@@ -128,34 +127,13 @@ def _logistic(margin_Z: np.ndarray, stood_Z: np.ndarray, start_2: np.ndarray) ->
     return weights_2
 
 
-def fit_temperatures(
-    positions_Z: np.ndarray, confidence_Z: np.ndarray, stood_Z: np.ndarray, drafts: int
-) -> tuple[float, ...]:
-    """Temperatures for `Confidence`, one a position, under which the observations are likeliest.
-
-    positions: int, from 0. confidence: the drafter's, in [0, 1]. stood: whether the draft was accepted; of drafts
-    before which all stand. A position without observations keeps 1. The likelihood is concave in 1 / T, so its
-    derivative is bisected, within [1/20, 20]."""
-    temperatures = []
-    for position in range(drafts):
-        here_Z = positions_Z == position
-        z_Z, y_Z = logit(confidence_Z[here_Z]), stood_Z[here_Z]
-        least, middle, most = _FEWEST, 1.0, 1 / _FEWEST
-        for _ in range(_HALVINGS if here_Z.any() else 0):
-            middle = (least * most) ** 0.5
-            rises = (z_Z * (y_Z - sigmoid(middle * z_Z))).sum() > 0
-            least, most = (middle, most) if rises else (least, middle)
-        temperatures.append(1 / middle)
-    return tuple(temperatures)
-
-
 def read_temperatures(path: Path) -> tuple[float, ...]:
     """From JSON, {"temperatures": [one a position]}. Raises `ConfigError` for anything else."""
     fields = Fields(read_json(path), str(path))
     values = fields.values.get("temperatures")
-    if not isinstance(values, list) or not all(_positive(one) for one in values):
+    if not isinstance(values, list) or not all(map(_positive, values)):
         fields.fail("temperatures", "a list of positive numbers, one a position")
-    return tuple(float(one) for one in values)
+    return tuple(map(float, values))
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:

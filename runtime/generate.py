@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,7 +24,7 @@ from glmspec.core.files import ENGINES, check_output, json_bytes, producer, sha2
 from glmspec.core.progress import Progress
 from glmspec.runtime.answers import Kept, Printed, kept_answers
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.job import Job
+from glmspec.runtime.job import Finished, Job, ignore
 from glmspec.runtime.prompts import read_requests
 from glmspec.runtime.request import Request
 from glmspec.runtime.settings import request_of
@@ -35,11 +35,11 @@ MAX_TOKENS = 2**31  # of any vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What to answer and where to. source: a file of JSON lines; prompts: texts instead; neither: lines typed on the
-    terminal. output: a file of JSON lines; None shows answers on a terminal and writes JSON lines elsewhere. resume: go
-    on with what an interrupted run kept for it. statistics: a JSON file for the counters of all answers. settings: of
-    every prompt that has none of its own. chat: texts are what a user says, for the chat template."""
+class GenerateOptions:
+    """The prompts, and where answers go. source: a file of JSON lines; prompts: texts instead; neither: lines typed on
+    the terminal. output: a file of JSON lines; None shows answers on a terminal and writes JSON lines elsewhere.
+    resume: go on with the answers that an interrupted run kept for it. statistics: a JSON file for the counters of all
+    answers. settings: of every prompt that has none of its own. chat: texts are a user's, for the chat template."""
 
     source: Path | None
     prompts: tuple[str, ...]
@@ -50,46 +50,50 @@ class Wanted:
     settings: Mapping[str, Any]
 
 
-def generate(load: Callable[[], Engine], wanted: Wanted, progress: Progress) -> None:
-    """Answer what is wanted. Raises naming the line, field or folder at fault before anything is answered."""
-    for path in (wanted.output, wanted.statistics):
+def generate(load: Callable[[], Engine], options: GenerateOptions, progress: Progress) -> None:
+    """Answer the prompts. load: loads the engine, once the options are checked. Raises naming the line, field or folder
+    at fault before anything is answered."""
+    for path in (options.output, options.statistics):
         if path is not None and path.exists() and not path.is_file():
             raise RequestError(f"{path}: found something else, expected a file or a name for one")
         if path is not None:
             check_output(path)
-    request_of([0], wanted.settings, None).sampling.check(MAX_TOKENS)  # before anything is loaded
+    request_of([0], options.settings, None).sampling.check(MAX_TOKENS)  # before anything is loaded
     with progress.stage("Loading engines"):
         engine = load()
     console = Console(highlight=False)
-    typed = wanted.source is None and not wanted.prompts
-    watched = typed or (wanted.output is None and wanted.source is None and console.is_terminal)
-    requests = [] if typed else _requests(engine, wanted)
-    with _lines(engine, wanted, None if typed else requests, watched) as lines:
+    typed = options.source is None and not options.prompts
+    watched = typed or (options.output is None and options.source is None and console.is_terminal)
+    requests = [] if typed else _requests(engine, options)
+    with _lines(engine, options, None if typed else requests, watched) as lines:
 
         def finished(at: int, job: Job) -> None:
-            _add(lines, at, job, engine)
+            if lines is not None:
+                lines.add(at, json.dumps(job.to_json(engine)))
 
         if typed:
-            jobs, seconds = converse(engine, wanted.settings, console, finished, chat=wanted.chat)
+            jobs, seconds = converse(engine, options.settings, console, finished, chat=options.chat)
         elif watched:
             jobs, seconds = watch(engine, requests, console, finished)
         else:
-            jobs, seconds = _answered(engine, requests, lines, progress)
-    if wanted.statistics is not None:
-        write_output(wanted.statistics, json_bytes(statistics(engine) | _totals(jobs, seconds, engine)))
+            answered = lines.lines if isinstance(lines, Kept) else {}
+            jobs, seconds = _answer_rest(engine, requests, answered, finished, progress)
+    if options.statistics is not None:
+        write_output(options.statistics, json_bytes(statistics(engine) | _totals(jobs, seconds, engine)))
     _summary(jobs, seconds, engine, progress)
 
 
 @contextmanager
 def _lines(
-    engine: Engine, wanted: Wanted, requests: list[Request] | None, watched: bool
+    engine: Engine, options: GenerateOptions, requests: list[Request] | None, watched: bool
 ) -> Iterator[Kept | Printed | None]:
-    """Where lines go: None where answers are only shown. requests: None where they are typed."""
-    if wanted.output is None:
+    """The place that lines of answers go to; None where answers are only shown. requests: None where they are
+    typed."""
+    if options.output is None:
         yield None if watched else Printed()
         return
     count = None if requests is None else len(requests)
-    with kept_answers(wanted.output, fingerprint(engine, requests or []), count, wanted.resume) as kept:
+    with kept_answers(options.output, fingerprint(engine, requests or []), count, options.resume) as kept:
         for line in kept.lines.values():  # their steps count too
             if counters := json.loads(line)["speculative_decoding"]:
                 engine.stats.add(SpecStats.from_json(counters))
@@ -97,53 +101,45 @@ def _lines(
 
 
 def fingerprint(engine: Engine, requests: Sequence[Request]) -> str:
-    """What must be the same for a run to go on where another stopped: the engines, how drafts are verified, every
-    prompt's settings."""
+    """A hash of everything that must be the same for a run to go on where another stopped: the engines, how drafts are
+    verified, every prompt's settings."""
     engines = sha256(engine.directory.folder / "config.json")
     how = [engine.drafter_name, engine.verification, repr(engine.adaptive)]
     parts = [producer(ENGINES), engines, *how, *map(repr, requests)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _answered(
-    engine: Engine, requests: Sequence[Request], lines: Kept | Printed | None, progress: Progress
+def _answer_rest(
+    engine: Engine, requests: Sequence[Request], answered: Collection[int], finished: Finished, progress: Progress
 ) -> tuple[list[Job], float]:
-    """Answer together those that are not answered yet; the seconds that took."""
-    done = lines.lines if isinstance(lines, Kept) else {}
-    left = [at for at in range(len(requests)) if at not in done]
+    """Answer together the requests that are not answered yet. Returns the seconds that took too."""
+    rest = [at for at in range(len(requests)) if at not in answered]
     start = time.perf_counter()
     with progress.steps("Generating", len(requests)) as advance:
-        for _ in range(len(requests) - len(left)):
+        for _ in range(len(requests) - len(rest)):
             advance("prompt")
 
-        def finished(number: int, job: Job) -> None:
-            _add(lines, left[number], job, engine)
+        def advanced(number: int, job: Job) -> None:
+            finished(rest[number], job)
             advance("prompt")
 
-        jobs = answer_all(engine, [requests[at] for at in left], finished)
+        jobs = answer_all(engine, [requests[at] for at in rest], advanced)
     return jobs, time.perf_counter() - start
 
 
-def _add(lines: Kept | Printed | None, at: int, job: Job, engine: Engine) -> None:
-    if lines is not None:
-        lines.add(at, json.dumps(job.to_json(engine)))
-
-
-def _requests(engine: Engine, wanted: Wanted) -> list[Request]:
-    """Of the file or the texts."""
-    if wanted.source is None:
-        return [text_request(engine, text, wanted.settings, wanted.chat) for text in wanted.prompts]
+def _requests(engine: Engine, options: GenerateOptions) -> list[Request]:
+    """The requests of the file or the texts."""
+    if options.source is None:
+        return [text_request(engine, text, options.settings, options.chat) for text in options.prompts]
     sizes = {
         "vocab_size": engine.verifier.config.vocab_size,
         "max_model_len": engine.limits.max_model_len,
         "illegal": engine.directory.illegal,
     }
-    return list(read_requests(wanted.source, engine.tokenizer, settings=wanted.settings, **sizes))
+    return list(read_requests(options.source, engine.tokenizer, settings=options.settings, **sizes))
 
 
-def answer_all(
-    engine: Engine, requests: Sequence[Request], finished: Callable[[int, Job], None] = lambda at, job: None
-) -> list[Job]:
+def answer_all(engine: Engine, requests: Sequence[Request], finished: Finished = ignore) -> list[Job]:
     """Answer requests together, in one packed batch a step; but for near ties the answers do not depend on the
     company. finished: called with each request's place and answer, when it is whole."""
     jobs = {job.sequence: job for job in (Job(engine.add(request)) for request in requests)}
@@ -157,13 +153,14 @@ def answer_all(
 
 
 def statistics(engine: Engine) -> dict[str, Any]:
-    """Everything the engine has answered so far: counters pooled, then divided; positions from the first draft on."""
+    """Counters of everything the engine has answered so far, pooled, then divided; positions from the first draft
+    on."""
     stats = engine.stats
     return {"drafter": engine.drafter_name, **stats.to_json(), "position_rates": stats.position_rates}
 
 
 def _totals(jobs: list[Job], seconds: float, engine: Engine) -> dict[str, Any]:
-    """What answered, and how much of it this run did, how fast: a resumed one has only the rest."""
+    """The engines that answered, and this run's tokens and speed: a resumed run has only the rest."""
     tokens = sum(len(job.answer.tokens) for job in jobs)
     run = {
         "num_prompts": len(jobs),
@@ -180,7 +177,7 @@ def _totals(jobs: list[Job], seconds: float, engine: Engine) -> dict[str, Any]:
 
 
 def _summary(jobs: list[Job], seconds: float, engine: Engine, progress: Progress) -> None:
-    """How many tokens, how fast, and as a table how well the drafts were accepted."""
+    """Show the number of tokens, the speed, and as a table the drafts' acceptance."""
     tokens = sum(len(job.answer.tokens) for job in jobs)
     progress.say(f"{len(jobs)} prompts, {tokens} tokens, {tokens / max(seconds, 1e-9):.0f} tokens/s")
     if engine.drafter_name and engine.stats.num_steps:

@@ -1,7 +1,8 @@
-"""A prompt that is being answered."""
+"""A prompt that is being answered: the pieces that steps add to its answer, and the output line they become."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,7 @@ class Job:
         line["finish_reason"] = answer.finish_reason
         if self.sequence.request.sampling.logprobs is not None:
             pairs = zip(answer.tokens, answer.logprobs, strict=True)
-            line["logprobs"] = [one.to_json(token) for token, one in pairs]
+            line["logprobs"] = [logprob.to_json(token) for token, logprob in pairs]
         if self.sequence.request.sampling.temperature:
             line["seed"] = self.sequence.noise.seed
         line["speculative_decoding"] = self.stats.to_json() if engine.drafter else None
@@ -41,8 +42,15 @@ class Job:
         return line
 
 
+Finished = Callable[[int, Job], None]  # called with a prompt's place and its whole answer
+
+
+def ignore(at: int, job: Job) -> None:
+    """Do nothing with an answer that is only shown or returned."""
+
+
 def note_of(sequence: Sequence, engine: Engine) -> str | None:
-    """What the reader of an answer should know about it."""
-    if engine.drafter is None or not sequence.beyond_reach:
+    """A sentence that the reader of an answer should know, if there is one."""
+    if engine.drafter is None or not sequence.outgrew_drafter:
         return None
-    return f"{engine.drafter_name} knows {engine.drafter.reach:,} positions; beyond them nothing was drafted"
+    return f"{engine.drafter_name} knows {engine.drafter.max_positions:,} positions; beyond them nothing was drafted"

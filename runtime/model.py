@@ -22,21 +22,21 @@ from glmspec.network.limits import EngineLimits
 from glmspec.network.reader import read
 from glmspec.network.shards import Mapping
 from glmspec.network.trt import backend
-from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor
+from glmspec.runtime.executor import LockstepExecutor, ReferenceExecutor, Tensors
 
 
 class Model:
     """One network on the reference executor, all of its ranks.
 
-    weights: by rank, plain ones in any float dtype. network_sha256: what the network must hash to, else `EngineError`.
-    ring_pages: what every sequence must own for sliding layers, 0 where none slides."""
+    weights: by rank, plain ones in any float dtype. network_sha256: the hash that the network must have, else
+    `EngineError`. ring_pages: pages that every sequence must own for sliding layers, 0 where none slides."""
 
     def __init__(
         self,
         model: NetworkModel,
         limits: EngineLimits,
         net_config: NetworkConfig,
-        weights: Sequence[dict[str, torch.Tensor]],
+        weights: Sequence[Tensors],
         *,
         network_sha256: str | None = None,
         **executor_options: Any,
@@ -54,7 +54,7 @@ class Model:
         tables = [spec.dims for spec in self.contract.inputs if spec.name == RING_TABLE]
         self.ring_pages = int(tables[0][1]) if tables else 0
         self.tap_names = [spec.name for spec in self.contract.inputs if spec.name.startswith("tap.")]
-        self.weights = [{spec.name: _weight(spec, mine) for spec in self.contract.of_role(WEIGHT)} for mine in weights]
+        self.weights = [{spec.name: _weight(spec, own) for spec in self.contract.of_role(WEIGHT)} for own in weights]
         rank_tables = [
             {spec.name: _table(spec, model, net_config.mapping, rank) for spec in self.contract.of_role(TABLE)}
             for rank in range(net_config.mapping.tp)
@@ -62,14 +62,14 @@ class Model:
         pages = {"X": limits.num_pages, "XR": limits.num_ring_pages(self.ring_pages)}
         # Zeros, because a masked row still enters a sum: 0 * NaN would poison it.
         self.caches = [{spec.name: _zeros(spec, pages) for spec in self.contract.of_role(CACHE)} for _ in self.weights]
-        bound = [mine | own for mine, own in zip(self.weights, rank_tables, strict=True)]
+        bound = [own | table for own, table in zip(self.weights, rank_tables, strict=True)]
         if net_config.mapping.tp == 1:
             self.executor = ReferenceExecutor(graph, bound[0], self.caches[0], **executor_options)
         else:
             self.executor = LockstepExecutor(graph, bound, self.caches, **executor_options)
 
-    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """One step: see the contract for names and shapes."""
+    def run(self, inputs: Tensors) -> Tensors:
+        """Run one step. `contract` has the names, shapes and dtypes of inputs and outputs."""
         return self.executor.run(inputs)
 
 
@@ -102,7 +102,7 @@ def rope_table(spec: TensorSpec, theta: float) -> torch.Tensor:
     return torch.cat([angle.cos(), angle.sin()], 1).to(getattr(torch, spec.dtype))
 
 
-def _weight(spec: TensorSpec, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+def _weight(spec: TensorSpec, weights: Tensors) -> torch.Tensor:
     if spec.name not in weights:
         raise EngineError(f"weight {spec}: not in the checkpoint the engine was built for")
     tensor = weights[spec.name]

@@ -1,4 +1,4 @@
-"""Random numbers of one request, by what they are for and where: nothing else has any part in them.
+"""Random numbers of one request, by their use and position: nothing else has any part in them.
 
 Philox is a counter-based generator: its numbers are a function of key and counter, so those of a position need no
 state, and are the same in whatever step, batch or order they are asked for.
@@ -19,14 +19,14 @@ class Noise:
         self.seed = seed
 
     def draws(self, position: int, count: int) -> np.ndarray:
-        """One number for each of `count` positions from `position` on: what draws the token there. [count]."""
+        """The numbers that draw the tokens of `count` positions from `position` on, [count]."""
         raw = self._raw(_DRAW, (position, 0), _PER_COUNTER * count)
         return _uniform(raw[::_PER_COUNTER])
 
     def block(self, anchor: int, drafts: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """Of the block after the anchor at this position: numbers that draw each draft [drafts], that accept each
-        [drafts], and that draws the last token. No two blocks of a sequence have the same anchor, and what is done with
-        one block's numbers tells nothing of another's."""
+        """The numbers of the block after the anchor at this position: one draws each draft [drafts], one accepts each
+        [drafts], and one draws the last token. No two blocks of a sequence have the same anchor, and the use of one
+        block's numbers tells nothing of another's."""
         # The counter's second word: blocks do not overlap, however many numbers one takes.
         numbers = _uniform(self._raw(_BLOCK, (0, anchor), 2 * drafts + 1))
         return numbers[1::2], numbers[2::2], float(numbers[0])

@@ -1,4 +1,4 @@
-"""Pages: who owns which rows of the caches, and where a step's rows are written."""
+"""Pages: sequences own the caches' rows by the page, and a step's rows are written where they belong."""
 
 from __future__ import annotations
 
@@ -44,18 +44,23 @@ class Span:
     count: int
     ring: Sequence[int] = ()
 
+    @property
+    def positions(self) -> np.ndarray:
+        """int64 [count], ascending."""
+        return np.arange(self.start, self.start + self.count)
+
 
 def write_plan(spans: Sequence[Span], page_size: int, num_pages: int) -> dict[str, np.ndarray]:
-    """Where the spans' rows go, as network inputs (see `models/layers/paged.py`). Rows are numbered span after span."""
-    positions = [np.arange(span.start, span.start + span.count) for span in spans]
-    page = [np.asarray(span.pages)[own // page_size] for span, own in zip(spans, positions, strict=True)]
-    slot = np.concatenate(positions) % page_size
-    return _plan(np.arange(len(slot)), np.concatenate(page), slot, num_pages)
+    """Says where the spans' rows are written, as network inputs (see `models/layers/paged.py`). Rows are numbered span
+    after span."""
+    page = np.concatenate([np.asarray(span.pages)[span.positions // page_size] for span in spans])
+    slot = np.concatenate([span.positions for span in spans]) % page_size
+    return _plan(np.arange(len(slot)), page, slot, num_pages)
 
 
 def ring_write_plan(spans: Sequence[Span], page_size: int, num_pages: int) -> dict[str, np.ndarray]:
-    """The same for the spans' rings: page ordinal o of a sequence lies in its ring page o mod their number. Rows that a
-    later row of the span would overwrite are left out, so a page gets rows of one ordinal only."""
+    """Says the same for the spans' rings: page ordinal o of a sequence lies in its ring page o mod their number. Rows
+    that a later row of the span would overwrite are left out, so a page gets rows of one ordinal only."""
     rows, pages, slots, first = [], [], [], 0
     for span in spans:
         last = (span.start + span.count - 1) // page_size
@@ -70,7 +75,7 @@ def ring_write_plan(spans: Sequence[Span], page_size: int, num_pages: int) -> di
 
 
 def _plan(row: np.ndarray, page: np.ndarray, slot: np.ndarray, num_pages: int) -> dict[str, np.ndarray]:
-    """The plan of rows, given in order of position, whose places are known."""
+    """The plan that writes row[i] to slot[i] of page[i]. The rows of a page come in order of position."""
     order = np.argsort(page, kind="stable")  # rows of a page stay in order of position
     counts = np.bincount(page, minlength=num_pages)
     cumulative = np.zeros(num_pages + 1, dtype=np.int32)

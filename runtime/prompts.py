@@ -15,7 +15,7 @@ from glmspec.runtime.settings import SETTINGS, chat_ids, request_of
 from glmspec.runtime.text import Tokenizer
 
 _PROMPTS = ("prompt", "prompt_token_ids", "messages")  # the first that is there is meant; messages may tell the same
-_LABELS = {"id", "name", "kind", "form", "category", "source", "metadata"}  # what a line may say of itself
+_LABELS = {"id", "name", "kind", "form", "category", "source", "metadata"}  # keys that only describe a line
 
 
 def read_requests(
@@ -27,7 +27,7 @@ def read_requests(
     max_model_len: int,
     illegal: IllegalIds = ALL_LEGAL,
 ) -> Iterator[Request]:
-    """The requests of a file, in order; blank lines are skipped. settings: of every line that does not say otherwise.
+    """The requests of a file, in order; blank lines are skipped. settings: of lines that have none of their own.
     Raises `RequestError` naming the line at fault."""
     try:
         text = source.read_text(encoding="utf-8-sig")
@@ -69,6 +69,6 @@ def _prompt_ids(value: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]
     if "prompt_token_ids" not in value:
         return chat_ids(value["messages"], tokenizer)
     ids = value["prompt_token_ids"]
-    if not isinstance(ids, list) or any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
+    if not isinstance(ids, list) or any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
         raise RequestError("prompt_token_ids: expected a list of integers")
     return ids

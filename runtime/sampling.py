@@ -1,4 +1,4 @@
-"""How a request wants its tokens drawn, checked before anything runs."""
+"""The sampling settings of a request, checked before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who runs in the next step: every sequence that decodes, then as much prompt as fits.
+"""Schedules the next step: every sequence that decodes, then as much prompt as fits.
 
 A sequence gets all the pages it can ever need when it is admitted, so nothing is preempted. Decoding
 sequences always fit one step (the limits say so), and prompts share what is left, oldest first.
@@ -18,12 +18,12 @@ ABORTED = "aborted"
 
 @dataclass(frozen=True)
 class Share:
-    """A sequence's share of a step. tokens: pending ones to run. drafts: how many drafts to verify after them.
-    completes: the sequence has no pending tokens left afterwards, so the verifier's next token is wanted."""
+    """A sequence's share of a step. num_tokens: pending ones to run. num_drafts: how many drafts may be verified after
+    them. completes: the sequence has no pending tokens left afterwards, so the step gives it its next token."""
 
     sequence: Sequence
-    tokens: int
-    drafts: int
+    num_tokens: int
+    num_drafts: int
     completes: bool
 
 
@@ -60,23 +60,25 @@ class Scheduler:
     def plan(self) -> list[Share]:
         """The shares of the next step; empty when there is nothing to do."""
         self._admit()
-        left = self.limits.max_num_batched_tokens
+        budget = self.limits.max_num_batched_tokens
         shares = []
-        for sequence in sorted(self.running, key=lambda one: one.pending > 1):  # decoding first, else by age
-            count = min(sequence.pending, left)
-            if count == 0:
+        for sequence in sorted(self.running, key=lambda own: own.pending > 1):  # decoding first, else by age
+            num_tokens = min(sequence.pending, budget)
+            if num_tokens == 0:
                 break
-            drafts = sequence.drafts_wanted(self.num_drafts)
-            shares.append(Share(sequence, count, drafts, completes=count == sequence.pending))
-            left -= count + drafts
+            num_drafts = sequence.max_drafts(self.num_drafts)
+            shares.append(Share(sequence, num_tokens, num_drafts, completes=num_tokens == sequence.pending))
+            budget -= num_tokens + num_drafts
         return shares
 
     def retire(self) -> None:
         """Take finished sequences out and free their pages."""
-        for sequence in [one for one in self.running if one.finished]:
-            self._release(sequence)
+        for sequence in [*self.running]:
+            if sequence.finished:
+                self._release(sequence)
 
     def _admit(self) -> None:
+        """Start waiting sequences, oldest first, while there are pages for the next."""
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             needed = -(-self.waiting[0].max_tokens // self.limits.page_size)
             if needed > self.pool.free:

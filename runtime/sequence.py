@@ -14,8 +14,8 @@ from glmspec.runtime.stats import SpecStats
 
 @dataclass(frozen=True)
 class Accepted:
-    """What the verifier takes of a block. count: of its drafts. tokens: those drafts and one more. logprobs: of each
-    token, when the request wants them."""
+    """The outcome of verifying a block. count: how many of its drafts are accepted. tokens: those drafts and the one
+    that follows. logprobs: of each token, when the request wants them."""
 
     count: int
     tokens: list[int]
@@ -27,7 +27,7 @@ class Sequence:
 
     tokens: prompt and answer so far; the newest is the anchor of the next block once all before it are cached.
     cached: tokens whose rows are in the verifier's caches. Rows of rejected drafts lie beyond and are overwritten.
-    max_tokens: prompt and answer together. reach: positions up to which the drafter may draft, 0 for no drafter.
+    max_tokens: prompt and answer together. max_positions: that the drafter was made for, 0 for no drafter.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Sequence:
         max_tokens: int,
         stats: SpecStats,
         adjustments: Adjustments | None = None,
-        reach: int = 0,
+        max_positions: int = 0,
     ) -> None:
         self.request = request
         self.tokens = list(request.prompt_ids)
@@ -50,7 +50,7 @@ class Sequence:
         self.adjustments = adjustments
         seed = request.sampling.seed
         self.noise = Noise(fresh_seed() if seed is None else seed)
-        self.reach = reach
+        self.max_positions = max_positions
         self._ending = ending
 
     @property
@@ -70,27 +70,27 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """Whether this sequence may be drafted for, now or later: not where the request declines, nor beyond the
-        positions the drafter was made for."""
-        return self.request.speculate and len(self.tokens) + self.stats.num_spec_tokens <= self.reach
+        """True while blocks may be drafted for this sequence, now or later: unless the request declines them, and up to
+        the positions that the drafter was made for."""
+        return self.request.speculate and len(self.tokens) + self.stats.num_spec_tokens <= self.max_positions
 
     @property
-    def beyond_reach(self) -> bool:
-        """True once the drafter has fallen silent because the sequence is longer than it knows."""
+    def outgrew_drafter(self) -> bool:
+        """True once nothing is drafted any more, because the sequence is longer than the drafter was made for."""
         return self.request.speculate and self.stats.num_spec_tokens > 0 and not self.may_draft
 
-    def drafts_wanted(self, most: int) -> int:
-        """Drafts worth verifying next: none before the first token of the answer, none past what the answer may still
-        hold. most: drafts in a block."""
+    def max_drafts(self, num_drafts: int) -> int:
+        """The number of drafts that may be verified next: none before the first token of the answer, and no more than
+        the answer may still hold. num_drafts: of a block."""
         if self.pending != 1 or len(self.tokens) == len(self.request.prompt_ids) or not self.may_draft:
             return 0
-        return max(0, min(most, self.max_tokens - len(self.tokens) - 1))
+        return max(0, min(num_drafts, self.max_tokens - len(self.tokens) - 1))
 
-    def advance(self, ran: int, drafts: abc.Sequence[int], accepted: Accepted | None) -> Delta | None:
-        """Account for a verified run of rows. ran: pending tokens among them. drafts: those that followed.
+    def advance(self, num_tokens: int, drafts: abc.Sequence[int], accepted: Accepted | None) -> Delta | None:
+        """Account for rows that the verifier ran. num_tokens: pending tokens among them. drafts: those that followed.
         accepted: None when the prompt goes on. Returns what the answer gains."""
         if accepted is None:
-            self.cached += ran
+            self.cached += num_tokens
             return None
         delta = self._ending.take(accepted.tokens)
         kept = min(accepted.count, len(delta.tokens))  # an end may lie before the last accepted draft
@@ -99,8 +99,8 @@ class Sequence:
         self.tokens.extend(delta.tokens)
         if self.adjustments is not None:
             self.adjustments.append(delta.tokens)
-        # Rows of tokens that were cut off are not part of the sequence.
-        self.cached = min(self.cached + ran + accepted.count, len(self.tokens))
+        # The cached rows of tokens that the end cut off are not part of the sequence.
+        self.cached = min(self.cached + num_tokens + accepted.count, len(self.tokens))
         self.finish_reason = delta.finish_reason
         logprobs = accepted.logprobs[: len(delta.tokens)]
         return replace(delta, accepted=kept, rejected=tuple(drafts[accepted.count :]), logprobs=logprobs)

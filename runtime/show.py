@@ -12,8 +12,8 @@ from glmspec.runtime.text import TextStream, Tokenizer
 ACCEPTED, REJECTED = "green", "red strike"
 
 
-class Shown:
-    """One answer as it grows."""
+class GrowingAnswer:
+    """An answer on the terminal, printed step by step."""
 
     def __init__(self, console: Console, tokenizer: Tokenizer | None) -> None:
         self._console, self._tokenizer = console, tokenizer

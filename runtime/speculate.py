@@ -2,32 +2,30 @@
 
 One step serves any mix of sequences. The drafter proposes a block for each that decodes; how many of its drafts are
 worth verifying may be chosen; the verifier runs anchors, drafts and prompt chunks as one packed batch; the acceptance
-networks say which drafts are accepted and what comes after them, so that the answer is one the verifier alone could
-have given, with the same probs; and the features of the rows that were kept wait to be appended to the drafter's
-context by its next run.
+networks say which drafts are accepted and which token follows, so that the verifier alone could have given the same
+answer, with the same probability; and the features of the rows that were kept wait for the drafter's next run, which
+appends them to its context.
 """
 
 from __future__ import annotations
 
-import torch
-
 from glmspec.network.limits import EngineLimits
 from glmspec.runtime.accept import Acceptance, DraftBlock
 from glmspec.runtime.adaptive import AdaptiveVerification
+from glmspec.runtime.executor import Tensors
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
-from glmspec.runtime.propose import Drafter, Drafts, KeptRows
+from glmspec.runtime.propose import NO_DRAFTS, Drafter, Drafts, KeptRows
 from glmspec.runtime.request import Delta
 from glmspec.runtime.scheduler import Share
 from glmspec.runtime.sequence import Accepted
 
-_NOTHING = Drafts([], {}, (0, 0), torch.empty(0))
-
 
 class SpeculativeLoop:
-    """Runs steps on a verifier and, if there is one, a drafter. Owns no sequences. adaptive: chooses how many drafts
-    are verified; None verifies them all."""
+    """Runs steps on a verifier and, if there is one, a drafter. Owns no sequences; from one step to the next it keeps
+    the verifier's features, and which of their rows the drafter shall append. adaptive: chooses how many drafts are
+    verified; None verifies them all."""
 
     def __init__(
         self,
@@ -40,12 +38,12 @@ class SpeculativeLoop:
         self.verifier, self.drafter, self.acceptance = verifier, drafter, acceptance
         self.limits, self.adaptive = limits, adaptive
         self._least_pages = limits.least_pages(verifier.config.index_topk)
-        self._features: dict[str, torch.Tensor] = {}
-        self._kept: list[KeptRows] = []
+        self._last_features: Tensors = {}
+        self._last_kept: list[KeptRows] = []
 
     def step(self, shares: list[Share]) -> list[Delta | None]:
-        """One step: what the answer of each share gains (None while its prompt goes on)."""
-        drafting = [share for share in shares if share.drafts]
+        """Run one step. Returns what the answer of each share gains, None while its prompt goes on."""
+        drafting = [share for share in shares if share.num_drafts]
         drafts = self._draft(drafting)
         blocks = self._choose(drafting, drafts)
 
@@ -61,18 +59,18 @@ class SpeculativeLoop:
 
     def _draft(self, shares: list[Share]) -> Drafts:
         """Append the kept rows to the drafter's context, and draft for the shares."""
-        kept = [one for one in self._kept if not one.sequence.finished]  # one may have been aborted since
+        kept = [run for run in self._last_kept if not run.sequence.finished]  # it may have been aborted since
         if self.drafter is None or not kept:
-            return _NOTHING
-        return self.drafter.propose(self._features, kept, [share.sequence for share in shares])
+            return NO_DRAFTS
+        return self.drafter.propose(self._last_features, kept, [share.sequence for share in shares])
 
     def _choose(self, shares: list[Share], drafts: Drafts) -> dict[Share, DraftBlock]:
         """The drafts of each share that the verifier is shown."""
         if not drafts.ids:
             return {}
-        counts = most = [share.drafts for share in shares]
+        counts = [share.num_drafts for share in shares]
         if self.adaptive:
-            counts = self.adaptive.choose(most, drafts, [share.sequence.ending_tokens for share in shares])
+            counts = self.adaptive.choose(counts, drafts, [share.sequence.ending_tokens for share in shares])
         blocks = {}
         for at, (share, count) in enumerate(zip(shares, counts, strict=True)):
             q_rows = drafts.q_rows(at, count) if drafts.probs else ()
@@ -85,24 +83,24 @@ class SpeculativeLoop:
         rows: list[Rows],
         blocks: dict[Share, DraftBlock],
         accepted: dict[Share, Accepted],
-        out: dict[str, torch.Tensor],
+        out: Tensors,
     ) -> list[Delta | None]:
         """Append what was accepted to the sequences; remember which rows were kept, and their features."""
-        deltas, self._kept, first_row = [], [], 0
+        deltas, self._last_kept, first_row = [], [], 0
         for share, run in zip(shares, rows, strict=True):
             sequence, start = share.sequence, share.sequence.cached
             drafts = blocks[share].drafts if share in blocks else ()
-            deltas.append(sequence.advance(share.tokens, drafts, accepted.get(share)))
+            deltas.append(sequence.advance(share.num_tokens, drafts, accepted.get(share)))
             if not sequence.finished and sequence.may_draft:
-                self._kept.append(KeptRows(sequence, first_row, start, sequence.cached - start))
+                self._last_kept.append(KeptRows(sequence, first_row, start, sequence.cached - start))
             first_row += run.span.count
         if self.drafter:
-            self._features = {name: out[name] for name in self.drafter.features}
+            self._last_features = {name: out[name] for name in self.drafter.features}
         return deltas
 
 
 def _rows(share: Share, block: DraftBlock | None) -> Rows:
     """The verifier's rows of a share: pending tokens, then drafts."""
     sequence, drafts = share.sequence, list(block.drafts) if block else []
-    tokens = sequence.tokens[sequence.cached : sequence.cached + share.tokens] + drafts
+    tokens = sequence.tokens[sequence.cached : sequence.cached + share.num_tokens] + drafts
     return Rows(Span(sequence.pages, sequence.cached, len(tokens)), tokens, 1 + len(drafts) if share.completes else 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,39 +12,31 @@ from rich.console import Console
 
 from glmspec.core.errors import RequestError
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.job import Job, note_of
+from glmspec.runtime.job import Finished, Job, ignore, note_of
 from glmspec.runtime.request import Request
 from glmspec.runtime.settings import chat_ids, request_of
-from glmspec.runtime.show import Shown, legend
+from glmspec.runtime.show import GrowingAnswer, legend
 
-Finished = Callable[[int, Job], None]
 NEW = "/new"  # typed: begins another conversation, as an empty line does
 
 
 def text_request(
-    engine: Engine, text: str, settings: Mapping[str, Any], chat: bool, before: list[dict[str, str]] | None = None
+    engine: Engine, text: str, settings: Mapping[str, Any], chat: bool, before: Sequence[dict[str, str]] = ()
 ) -> Request:
-    """The request of a text. chat: it is what a user says, after the messages `before`. Raises `RequestError`."""
+    """The request of a text. chat: it is a user's message, after the messages `before`. Raises `RequestError`."""
     if engine.tokenizer is None:
         raise RequestError("--prompt: this engine has no tokenizer; give --input with prompt_token_ids")
-    said = [*(before or ()), {"role": "user", "content": text}]
-    ids = chat_ids(said, engine.tokenizer) if chat else engine.tokenizer.encode(text)
-    made = request_of(ids, settings, engine.tokenizer)
-    made.check(
-        engine.verifier.config.vocab_size, engine.limits.max_model_len, has_text=True, illegal=engine.directory.illegal
-    )
-    return made
-
-
-def _nothing(at: int, job: Job) -> None:
-    """What is done with an answer that is only shown."""
+    messages = [*before, {"role": "user", "content": text}]
+    ids = chat_ids(messages, engine.tokenizer) if chat else engine.tokenizer.encode(text)
+    request = request_of(ids, settings, engine.tokenizer)
+    engine.check(request)
+    return request
 
 
 def watch(
-    engine: Engine, requests: Iterable[Request], console: Console, finished: Finished = _nothing
+    engine: Engine, requests: Iterable[Request], console: Console, finished: Finished = ignore
 ) -> tuple[list[Job], float]:
-    """Answer one by one, shown as they grow; the seconds that took. finished: called with each one's place and
-    answer."""
+    """Answer requests one by one, shown as they grow. Returns the seconds that took too."""
     _legend(engine, console)
     jobs: list[Job] = []
     start = time.perf_counter()
@@ -58,35 +50,35 @@ def converse(
     engine: Engine,
     settings: Mapping[str, Any],
     console: Console,
-    finished: Finished = _nothing,
+    finished: Finished = ignore,
     *,
     chat: bool,
 ) -> tuple[list[Job], float]:
     """Answer one prompt a line until Ctrl-D, or Ctrl-C at the prompt; Ctrl-C in an answer ends the answer. chat: the
     lines are one conversation, until an empty one. Returns the seconds without the typing."""
     jobs: list[Job] = []
-    said: list[dict[str, str]] = []
+    messages: list[dict[str, str]] = []
     seconds = 0.0
     begins = f"; an empty line or {NEW} begins another conversation" if chat else ""
     console.print(f"one prompt a line{begins}; Ctrl-C ends an answer, Ctrl-D the program", style="dim")
     _legend(engine, console)
     for text in _lines(console):
         if chat and text.strip() in ("", NEW):
-            said = []
+            messages = []
             console.print("(a new conversation)", style="dim")
         elif text:
             start = time.perf_counter()
             try:
-                request = text_request(engine, text, settings, chat, said)
+                request = text_request(engine, text, settings, chat, messages)
             except RequestError as error:
-                advice = f" ({NEW} begins another conversation)" if said else ""
+                advice = f" ({NEW} begins another conversation)" if messages else ""
                 console.print(f"{error}{advice}", style="red", markup=False)
                 continue
             with _presses() as pressed:
                 jobs.append(_answer(engine, request, console, pressed))
             seconds += time.perf_counter() - start
             finished(len(jobs) - 1, jobs[-1])
-            said += [{"role": "user", "content": text}, {"role": "assistant", "content": jobs[-1].answer.text}]
+            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": jobs[-1].answer.text}]
     return jobs, seconds
 
 
@@ -101,8 +93,8 @@ def _lines(console: Console) -> Iterator[str]:
 
 @contextmanager
 def _presses() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, to be asked between steps: a step that is cut short leaves the caches half written.
-    A second press is the ordinary interrupt."""
+    """A function that tells whether Ctrl-C was pressed, to be asked between steps: a step that is cut short leaves the
+    caches half written. A second press is the ordinary interrupt."""
     pressed = False
 
     def press(*_: object) -> None:
@@ -119,8 +111,8 @@ def _presses() -> Iterator[Callable[[], bool]]:
 
 
 def _answer(engine: Engine, request: Request, console: Console, pressed: Callable[[], bool] = lambda: False) -> Job:
-    """Answer one request, shown as it grows, until it ends or `pressed` says so."""
-    shown, job = Shown(console, engine.tokenizer), Job(engine.add(request))
+    """Answer one request, shown as it grows, until it ends or `pressed` is true."""
+    shown, job = GrowingAnswer(console, engine.tokenizer), Job(engine.add(request))
     while engine.busy:
         if pressed():
             engine.abort(job.sequence)

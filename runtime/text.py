@@ -64,6 +64,6 @@ class TextStream:
         return piece
 
     def finish(self) -> str:
-        """What is left when no more tokens come: an unfinished character decodes to a replacement mark."""
+        """The text that is left when no more tokens come: an unfinished character decodes to a replacement mark."""
         whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
         return whole[len(self._shown) :] if whole.startswith(self._shown) else ""

@@ -21,15 +21,16 @@ from pathlib import Path
 import click
 import numpy as np
 from measured import ASSETS, SPECULATION, console, interval, made_by, origin, prompts, quote, write
+from temperatures import fit_temperatures
 from tiny.corpus import held_out_prompts
 
 from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.runtime.adaptive import AdaptiveVerification
-from glmspec.runtime.cost_table import Column, CostTable
+from glmspec.runtime.cost_table import CostCurve, CostTable
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.estimates import Confidence, Estimates, Margins, fit_temperatures
+from glmspec.runtime.estimates import Confidence, Estimates, Margins
 from glmspec.runtime.profile import LoadedModels, measure_costs
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
@@ -47,7 +48,7 @@ def bound_by_rows(ms_a_row: float) -> CostTable:
     """2 ms up to FEW_ROWS rows, as when reading the weights takes longest, then so much more for every row; a drafter
     run takes 0.5 ms, and 0.02 ms for every block."""
     most = 2.0 + ms_a_row * (MAX_ROWS - FEW_ROWS)
-    return CostTable(Column((1, 16), (0.52, 0.82)), Column((FEW_ROWS, MAX_ROWS), (2.0, most)))
+    return CostTable(CostCurve((1, 16), (0.52, 0.82)), CostCurve((FEW_ROWS, MAX_ROWS), (2.0, most)))
 
 
 COSTS = {f"{ms:g} ms a row": bound_by_rows(ms) for ms in ROW_MS}

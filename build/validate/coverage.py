@@ -16,7 +16,8 @@ from glmspec.build.validate.report import Fault
 from glmspec.network.contract import Contract
 from glmspec.network.limits import EngineLimits, Ranges
 from glmspec.runtime.accept import pack_drafts
-from glmspec.runtime.pack import Anchor, Inputs, Rows, pack_blocks, pack_rows
+from glmspec.runtime.executor import Tensors
+from glmspec.runtime.pack import Anchor, Rows, pack_blocks, pack_rows
 from glmspec.runtime.pages import Span
 
 _ADVICE = "The profile would refuse this step at run time: report it, with the limits shown."
@@ -37,7 +38,7 @@ def check(case: Case, _) -> Checked:
     return Checked(tuple(facts), tuple(faults), {"steps": count})
 
 
-def _steps(member: Member, limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]:
+def _steps(member: Member, limits: EngineLimits, k: int) -> Iterator[tuple[str, Tensors]]:
     if member.accepts:
         return acceptance_steps(limits)
     if member.name == MTP:
@@ -48,7 +49,7 @@ def _steps(member: Member, limits: EngineLimits, k: int) -> Iterator[tuple[str, 
 def profile_faults(
     member: Member,
     profiles: dict[str, Ranges],
-    steps: list[tuple[str, Inputs]],
+    steps: list[tuple[str, Tensors]],
     contract: Contract,
     k: int,
     page_size: int,
@@ -69,7 +70,7 @@ def profile_faults(
             yield Fault(f"{member.name}: {what}", f"fits no profile: {'; '.join(first)}.", _ADVICE)
 
 
-def _outside(ranges: Ranges, inputs: Inputs, contract: Contract) -> list[str]:
+def _outside(ranges: Ranges, inputs: Tensors, contract: Contract) -> list[str]:
     """The sizes of a step that a profile does not allow."""
     found = []
     for spec in contract.inputs:
@@ -82,7 +83,7 @@ def _outside(ranges: Ranges, inputs: Inputs, contract: Contract) -> list[str]:
     return found
 
 
-def verifier_steps(limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]:
+def verifier_steps(limits: EngineLimits, k: int) -> Iterator[tuple[str, Tensors]]:
     """Extreme steps of the verifier, with what each is. k: of the DSA top-k."""
     least = -(-k // limits.page_size)
     most, tokens = limits.max_model_len, limits.max_num_batched_tokens
@@ -106,7 +107,7 @@ def verifier_steps(limits: EngineLimits, k: int) -> Iterator[tuple[str, Inputs]]
             yield f"{sequences} chunks of {each}", pack_rows([rows(each, each, 1)] * sequences, limits, least)
 
 
-def mtp_steps(limits: EngineLimits, k: int, width: int) -> Iterator[tuple[str, Inputs]]:
+def mtp_steps(limits: EngineLimits, k: int, width: int) -> Iterator[tuple[str, Tensors]]:
     """Extreme steps of the MTP module: its rows are some of the verifier's. width: of a hidden state."""
     for what, inputs in verifier_steps(limits, k):
         rows = len(inputs["token_ids"])
@@ -115,14 +116,14 @@ def mtp_steps(limits: EngineLimits, k: int, width: int) -> Iterator[tuple[str, I
             yield f"{what}, going on from {source}", inputs | {"hidden": hidden, "hidden_rows": inputs["positions"]}
 
 
-def acceptance_steps(limits: EngineLimits) -> Iterator[tuple[str, Inputs]]:
+def acceptance_steps(limits: EngineLimits) -> Iterator[tuple[str, Tensors]]:
     """Extreme steps of an acceptance network."""
     for blocks in sorted({1, limits.max_num_seqs}):
         for drafts in sorted({0, limits.block_rows - 1}):
             yield f"{blocks} blocks of {drafts} drafts", pack_drafts([[0] * drafts] * blocks, limits)
 
 
-def drafter_steps(limits: EngineLimits, ring_pages: int) -> Iterator[tuple[str, Inputs]]:
+def drafter_steps(limits: EngineLimits, ring_pages: int) -> Iterator[tuple[str, Tensors]]:
     """Extreme steps of a drafter. ring_pages: of a sequence, 0 where no layer slides."""
     pages = list(range(1, limits.pages_per_sequence + 1))
     rings = [range(1 + at * ring_pages, 1 + (at + 1) * ring_pages) for at in range(limits.max_num_seqs)]

@@ -3,7 +3,7 @@
 It is the embedded default (`--target cpu`), and in tests the oracle of every network.
 """
 
-from glmspec.runtime.executor.executor import ReferenceExecutor
+from glmspec.runtime.executor.executor import ReferenceExecutor, Tensors
 from glmspec.runtime.executor.lockstep import LockstepExecutor
 
-__all__ = ["LockstepExecutor", "ReferenceExecutor"]
+__all__ = ["LockstepExecutor", "ReferenceExecutor", "Tensors"]

@@ -191,7 +191,8 @@ def _kv_update(node: Node, variables: Variables, cache: str, rows: str, *plan: s
 
 
 def _slots(offset: Value, cumulative: Value, variables: Variables) -> str:
-    """Where rows go: every cache of a kind has one write plan, so it is worked out once a step."""
+    """The variable of the slots that rows go to: every cache of a kind has one write plan, so it is computed once a
+    step."""
     call = f"fn.write_slots({variables.var(offset)}, {variables.var(cumulative)})"
     return variables.shared(call, offset, cumulative)
 

@@ -16,6 +16,8 @@ from glmspec.runtime.executor import functions
 from glmspec.runtime.executor.planner import plan
 from glmspec.runtime.executor.variables import Program, Statement
 
+Tensors = dict[str, torch.Tensor]  # by name
+
 
 class ReferenceExecutor:
     """A network that runs in PyTorch.
@@ -30,8 +32,8 @@ class ReferenceExecutor:
     def __init__(
         self,
         graph: Graph,
-        weights: dict[str, torch.Tensor],
-        caches: dict[str, torch.Tensor],
+        weights: Tensors,
+        caches: Tensors,
         *,
         regions: bool = True,
         lowest_wins: bool = True,
@@ -55,7 +57,7 @@ class ReferenceExecutor:
         exec(compile(source, f"<{graph.name}>", "exec"), namespace)  # our own source
         self._step = namespace["step"]
 
-    def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def run(self, inputs: Tensors) -> Tensors:
         """One step. Raises `NetworkError` for an input that does not fit, or a layer that fails, by name."""
         self._check_step(inputs)
         try:
@@ -64,11 +66,11 @@ class ReferenceExecutor:
         except Exception as error:
             raise NetworkError(f"{self._failing_layer(error)}: {error}") from error
 
-    def _check_step(self, inputs: dict[str, torch.Tensor]) -> None:
+    def _check_step(self, inputs: Tensors) -> None:
         for name, value in self._step_values.items():
             if name not in inputs:
                 raise NetworkError(f"{self.graph.name}: input {name}: missing, expected {_described(value)}")
-            _check_one(self.graph, value, inputs[name])
+            _check_input(self.graph, value, inputs[name])
 
     def _failing_layer(self, error: Exception) -> str:
         frames = traceback.walk_tb(error.__traceback__)
@@ -86,23 +88,23 @@ def _source(program: Program) -> tuple[dict[int, str], str]:
     return {number: statement.layer for number, statement in enumerate(statements, 2)}, "\n".join(text) + "\n"
 
 
-def _check_bound(graph: Graph, bound: dict[str, torch.Tensor]) -> None:
+def _check_bound(graph: Graph, bound: Tensors) -> None:
     values = {value.name: value for value in graph.inputs}
     for name, tensor in bound.items():
         if name not in values:
             raise NetworkError(f"{graph.name}: {name}: the network has no such input")
-        _check_one(graph, values[name], tensor)
+        _check_input(graph, values[name], tensor)
 
 
-def _check_one(graph: Graph, value: Value, tensor: torch.Tensor) -> None:
+def _check_input(graph: Graph, value: Value, tensor: torch.Tensor) -> None:
     shape, dtype = value.shape, value.dtype
     if dtype == FP4:  # two codes a byte
         shape, dtype = (*shape[:-1], shape[-1] // 2), "uint8"
     sizes = zip(shape, tensor.shape, strict=False)
     fits = len(value.shape) == tensor.dim() and all(want in (-1, have) for want, have in sizes)
     if not fits or str(tensor.dtype) != f"torch.{dtype}":
-        found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-        raise NetworkError(f"{graph.name}: input {value.name}: found {found}, expected {_described(value)}")
+        given = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        raise NetworkError(f"{graph.name}: input {value.name}: found {given}, expected {_described(value)}")
 
 
 def _described(value: Value) -> str:

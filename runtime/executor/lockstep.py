@@ -16,9 +16,7 @@ import torch
 
 from glmspec.core.errors import NetworkError
 from glmspec.network.reader import Graph
-from glmspec.runtime.executor.executor import ReferenceExecutor
-
-Tensors = dict[str, torch.Tensor]
+from glmspec.runtime.executor.executor import ReferenceExecutor, Tensors
 
 
 class LockstepExecutor:
@@ -31,8 +29,8 @@ class LockstepExecutor:
         self.graph = graph
         self._rendezvous = Rendezvous(len(weights))
         self.ranks = [
-            ReferenceExecutor(graph, mine, own, ranks=RankCollectives(self._rendezvous, rank), **options)
-            for rank, (mine, own) in enumerate(zip(weights, caches, strict=True))
+            ReferenceExecutor(graph, *bound, ranks=RankCollectives(self._rendezvous, rank), **options)
+            for rank, bound in enumerate(zip(weights, caches, strict=True))
         ]
         self._threads = ThreadPoolExecutor(len(self.ranks), thread_name_prefix=graph.name)
 
@@ -65,7 +63,7 @@ class LockstepExecutor:
 
 
 class Rendezvous:
-    """Where ranks meet at collectives."""
+    """Lets ranks meet at collectives."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -82,7 +80,7 @@ class Rendezvous:
         self._barrier.abort()
 
     def exchange(self, rank: int, layer: str, x: torch.Tensor, combine: Callable) -> torch.Tensor:
-        """The tensor that `combine` makes of every rank's, in order."""
+        """Waits for all ranks, and combines their tensors, in the ranks' order."""
         self._brought[rank] = (layer, x)
         self._barrier.wait()
         layers = {name for name, _ in self._brought}

@@ -1,4 +1,4 @@
-"""Names in the generated step: which variable holds which tensor, and what is computed once for several layers."""
+"""Names in the generated step: a variable for every tensor, and for expressions that several layers need."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from glmspec.core.errors import GlmspecError, MissingCapability
 from glmspec.core.progress import Progress
 from glmspec.core.sealed import seal_of
 from glmspec.network.machine import Machine
-from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
+from glmspec.runtime.cost_table import CostCurve, CostTable, MeasuredOn, load_costs, save_costs
 from glmspec.runtime.engine import Engine
 from glmspec.triton_repo.repository import open_repository, write_repository
 
@@ -144,8 +144,8 @@ def test_our_hugging_face_checkpoint_is_converted_only_as_it_was_written(hf):
 
 
 def test_a_cost_table_is_read_only_as_it_was_measured(tmp_path):
-    made, path = MadeFor("ab" * 32, "dspark"), tmp_path / "costs.json"
-    save_costs(path, CostTable(Column((1, 4), (1.25, 1.5)), Column((2, 8), (2.5, 3.125), 8)), made)
+    made, path = MeasuredOn("ab" * 32, "dspark"), tmp_path / "costs.json"
+    save_costs(path, CostTable(CostCurve((1, 4), (1.25, 1.5)), CostCurve((2, 8), (2.5, 3.125), 8)), made)
     found_by(lambda _: load_costs(path, made), tmp_path, [path], 60)
 
 

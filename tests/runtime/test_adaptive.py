@@ -15,16 +15,16 @@ from support.models import ASSETS
 from glmspec.core.errors import ConfigError, EngineError
 from glmspec.runtime.accept import Accepted, DraftBlock
 from glmspec.runtime.adaptive import Adaptive, AdaptiveVerification, fair_prices, survivals
-from glmspec.runtime.cost_table import Column, CostTable
+from glmspec.runtime.cost_table import CostCurve, CostTable
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.estimates import Confidence, Margins
 from glmspec.runtime.generate import answer_all
 from glmspec.runtime.request import Request
 
-DRAFTING = Column((1,), (1.0,))
-FREE = CostTable(DRAFTING, Column((1,), (1e-6,)))
-DEAR = CostTable(DRAFTING, Column((1, 101), (1e3, 101e3)))
-EVEN = CostTable(DRAFTING, Column((1, 101), (0.1, 10.1)))
+DRAFTING = CostCurve((1,), (1.0,))
+FREE = CostTable(DRAFTING, CostCurve((1,), (1e-6,)))
+DEAR = CostTable(DRAFTING, CostCurve((1, 101), (1e3, 101e3)))
+EVEN = CostTable(DRAFTING, CostCurve((1, 101), (0.1, 10.1)))
 
 
 END = 9
@@ -47,7 +47,7 @@ def choose(one: AdaptiveVerification, drafts: SimpleNamespace, most: list[int] |
 
 def random_costs(rng: random.Random) -> CostTable:
     ms = list(itertools.accumulate(rng.choice([0.0, rng.random()]) for _ in range(40)))
-    return CostTable(Column((1,), (1 + rng.random(),)), Column.of(range(1, 41), [1 + one for one in ms], 40))
+    return CostTable(CostCurve((1,), (1 + rng.random(),)), CostCurve.of(range(1, 41), [1 + one for one in ms], 40))
 
 
 # -- the choice ---------------------------------------------------------------------------------------
@@ -81,12 +81,12 @@ def test_slots_above_a_fair_price_are_the_best_choice_there_is():
 )
 def test_fair_prices_lie_between_the_last_slot_that_pays_and_the_next(slots, expected):
     """A step of one row takes 2 ms, and every row 1 more: the first slot pays above 1 / 2."""
-    costs = CostTable(Column((1,), (1.0,)), Column((1, 101), (1.0, 101.0)))
+    costs = CostTable(CostCurve((1,), (1.0,)), CostCurve((1, 101), (1.0, 101.0)))
     assert fair_prices(np.array(slots), 1, costs) == expected
 
 
 def test_of_equally_fast_budgets_the_smallest():
-    costs = CostTable(DRAFTING, Column((1, 2), (1.0, 3.0)))
+    costs = CostTable(DRAFTING, CostCurve((1, 2), (1.0, 3.0)))
     assert fair_prices(np.array([1.0]), 1, costs) == (1.0, np.inf)
 
 

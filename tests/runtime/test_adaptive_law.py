@@ -12,13 +12,13 @@ from support.chains import V, distance, drafter, target
 from glmspec.plugins import draw, reject
 from glmspec.runtime.accept import Accepted, DraftBlock
 from glmspec.runtime.adaptive import AdaptiveVerification, fair_prices, survivals
-from glmspec.runtime.cost_table import Column, CostTable
+from glmspec.runtime.cost_table import CostCurve, CostTable
 from glmspec.runtime.estimates import Confidence, Margins
 
 DRAFTS, DRAWS = 2, 200_000
 INT = torch.int32
 # A row costs what makes the choice hard: some blocks are verified whole, some in part, some not at all.
-COSTS = CostTable(Column((1, 1001), (0.1, 100.1)), Column((1, 1001), (0.1, 100.1)))
+COSTS = CostTable(CostCurve((1, 1001), (0.1, 100.1)), CostCurve((1, 1001), (0.1, 100.1)))
 CONFIDENT, MARGINS, PEEKING = "confident", "margins", "peeking"
 END = 2  # ends an answer; the law of what would follow is the target's all the same
 
@@ -110,7 +110,7 @@ class PeekingAtEnds(AdaptiveVerification):
 
 
 def test_the_test_sees_ends_that_are_looked_for_too_early():
-    free = CostTable(Column((1,), (1.0,)), Column((1,), (1.0,)))
+    free = CostTable(CostCurve((1,), (1.0,)), CostCurve((1,), (1.0,)))
     early, real = (
         run(CONFIDENT, "standard", 25, way(Confidence(), free), 10_000) for way in (PeekingAtEnds, AdaptiveVerification)
     )
@@ -129,7 +129,7 @@ class Hasty(AdaptiveVerification):
 def test_the_test_sees_a_price_of_the_same_step():
     """Where two drafts cost what one costs, a second one that is worth it, which the first one made so, would get the
     first one verified."""
-    costs = CostTable(COSTS.draft_ms, Column((1, 3), (0.1, 0.34), 3))
+    costs = CostTable(COSTS.draft_ms, CostCurve((1, 3), (0.1, 0.34), 3))
     hasty, real = (
         run(CONFIDENT, "block", 1, way(Confidence(), costs), 10_000)[0] for way in (Hasty, AdaptiveVerification)
     )

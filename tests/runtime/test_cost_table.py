@@ -9,26 +9,26 @@ from support.records import rewrite
 from glmspec.core.errors import ConfigError
 from glmspec.runtime import profile
 from glmspec.runtime.adaptive import Adaptive
-from glmspec.runtime.cost_table import Column, CostTable, MadeFor, load_costs, save_costs
+from glmspec.runtime.cost_table import CostCurve, CostTable, MeasuredOn, load_costs, save_costs
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
 from glmspec.runtime.profile import LoadedModels, measure_costs, measured_sizes
 from glmspec.runtime.request import Request
 
-TABLE = CostTable(Column((1, 4), (1.0, 1.5), 4), Column((2, 4, 8), (1.0, 2.0, 2.5), 4))
-MINE = MadeFor("ab" * 32, "dspark")
+TABLE = CostTable(CostCurve((1, 4), (1.0, 1.5), 4), CostCurve((2, 4, 8), (1.0, 2.0, 2.5), 4))
+MINE = MeasuredOn("ab" * 32, "dspark")
 
 
 def test_steps_inside_the_captured_range_and_a_line_above():
     found = TABLE.verify_ms.at(np.array([1, 2, 3, 4, 5, 8, 16]))
     assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.125, 2.5, 3.5]
-    assert Column((2, 4), (1.0, 2.0)).at(np.array([1, 2, 3, 6])).tolist() == [1.0, 1.0, 1.5, 3.0]  # none captured
-    assert Column((3,), (2.0,), 3).at(np.array([1, 9])).tolist() == [2.0, 2.0]
+    assert CostCurve((2, 4), (1.0, 2.0)).at(np.array([1, 2, 3, 6])).tolist() == [1.0, 1.0, 1.5, 3.0]  # none captured
+    assert CostCurve((3,), (2.0,), 3).at(np.array([1, 9])).tolist() == [2.0, 2.0]
     assert TABLE.step_ms(2, np.array([4, 8])).tolist() == [3.5, 4.0]
 
 
 def test_costs_never_fall_with_size():
-    column = Column.of([1, 2, 4, 8], [2.0, 1.0, 3.0, 2.9], 4)
+    column = CostCurve.of([1, 2, 4, 8], [2.0, 1.0, 3.0, 2.9], 4)
     assert column.ms == (2.0, 2.0, 3.0, 3.0)
     assert (np.diff(column.at(np.arange(1, 20))) >= 0).all()
 
@@ -48,7 +48,7 @@ def test_costs_never_fall_with_size():
 )
 def test_a_column_that_is_none(column, message):
     with pytest.raises(ConfigError, match=message):
-        Column(*column)
+        CostCurve(*column)
 
 
 def test_a_table_is_kept(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from glmspec.core.errors import ConfigError
-from glmspec.runtime.estimates import Confidence, Margins, fit_temperatures, logit, read_temperatures, sigmoid
+from glmspec.runtime.estimates import Confidence, Margins, read_temperatures, sigmoid
 
 W, B = np.array([0.9, 0.3, 2.0]), np.array([-1.0, 0.5, -3.0])
 
@@ -95,21 +95,6 @@ def test_memory_is_flat_over_20_000_steps():
             sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
     assert abs(sizes[1] - sizes[0]) < 4096
-
-
-def test_temperatures_are_recovered_and_calibrate():
-    rng = np.random.default_rng(1)
-    true = (0.5, 3.0)
-    position_Z = np.repeat([0, 1], 20_000)
-    chance_Z = rng.uniform(0.02, 0.98, len(position_Z))
-    stood_Z = rng.random(len(position_Z)) < chance_Z
-    confidence_Z = sigmoid(logit(chance_Z) * np.array(true)[position_Z])
-    found = fit_temperatures(position_Z, confidence_Z, stood_Z, 3)
-    assert found[:2] == pytest.approx(true, rel=0.06)
-    assert found[2] == 1.0  # nothing seen there
-    calibrated = Confidence(found).chances(np.stack([confidence_Z[:100], confidence_Z[-100:], confidence_Z[:100]], 1))
-    assert np.abs(calibrated[:, 0] - chance_Z[:100]).max() < 0.03
-    assert np.abs(calibrated[:, 1] - chance_Z[-100:]).max() < 0.03
 
 
 def test_without_temperatures_a_confidence_is_taken_as_it_is():

@@ -19,7 +19,7 @@ from glmspec.core.errors import EngineError, GlmspecError, RequestError
 from glmspec.core.progress import Progress
 from glmspec.runtime import generate, terminal
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.generate import Wanted, answer_all
+from glmspec.runtime.generate import GenerateOptions, answer_all
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
 
@@ -51,8 +51,8 @@ def files(tmp_path):
 def run(engines, files, max_tokens=12, speculate=True, drafter=None, statistics=None, resume=False, **settings) -> None:
     settings = {"max_tokens": max_tokens, **settings}
     places = {"source": files.source, "output": files.output, "statistics": statistics}
-    wanted = Wanted(**places, prompts=(), resume=resume, settings=settings)
-    generate.generate(lambda: Engine(engines, drafter, speculate), wanted, Progress())
+    options = GenerateOptions(**places, prompts=(), resume=resume, settings=settings)
+    generate.generate(lambda: Engine(engines, drafter, speculate), options, Progress())
 
 
 def prompts(files, count: int = 7) -> None:
@@ -146,10 +146,10 @@ def test_texts_instead_of_a_file(tiny_engines, engine, files, chat):
     ids = engine.tokenizer.encode(text)
     if chat:
         ids = engine.tokenizer.encode(engine.tokenizer.chat([{"role": "user", "content": text}]), templated=True)
-    wanted = Wanted(
+    options = GenerateOptions(
         source=None, prompts=(text,), chat=chat, output=files.output, statistics=None, settings={"max_tokens": 9}
     )
-    generate.generate(lambda: Engine(tiny_engines), wanted, Progress())
+    generate.generate(lambda: Engine(tiny_engines), options, Progress())
     answer, _ = engine.answer(Request(prompt_ids=tuple(ids), max_tokens=9))
     assert files.read()[0]["output_token_ids"] == answer.tokens
 
@@ -168,11 +168,11 @@ def test_output_goes_through_a_link_and_into_nothing_but_files(tiny_engines, fil
 
 def test_settings_are_checked_before_anything_is_loaded(files):
     files.write({"prompt": "a"})
-    wanted = Wanted(
+    options = GenerateOptions(
         source=files.source, prompts=(), output=files.output, statistics=None, settings={"top_p": 2.0, "max_tokens": 3}
     )
     with pytest.raises(RequestError, match="top_p: found 2"):
-        generate.generate(lambda: pytest.fail("loaded"), wanted, Progress())
+        generate.generate(lambda: pytest.fail("loaded"), options, Progress())
 
 
 def test_statistics_of_all_answers(tiny_engines, files):

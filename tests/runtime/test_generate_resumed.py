@@ -15,7 +15,7 @@ from glmspec.core.progress import Progress
 from glmspec.runtime import answers, generate
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.generate import Wanted, answer_all
+from glmspec.runtime.generate import GenerateOptions, answer_all
 
 PROMPTS = ["def add(a, b):\n", "Count: 1, 2, 3,", "| a | b |\n", "Once upon a time " * 9, "naïve 中文", "x"]
 
@@ -45,8 +45,8 @@ def files(tmp_path):
 def run(engines, files, max_tokens=12, speculate=True, drafter=None, statistics=None, resume=False, **settings) -> None:
     settings = {"max_tokens": max_tokens, **settings}
     places = {"source": files.source, "output": files.output, "statistics": statistics}
-    wanted = Wanted(**places, prompts=(), resume=resume, settings=settings)
-    generate.generate(lambda: Engine(engines, drafter, speculate), wanted, Progress())
+    options = GenerateOptions(**places, prompts=(), resume=resume, settings=settings)
+    generate.generate(lambda: Engine(engines, drafter, speculate), options, Progress())
 
 
 def prompts(files, count: int = 7) -> None:

@@ -56,7 +56,7 @@ class Verifier:
 class Drafter:
     """Random drafts, drawn from a law of their own."""
 
-    num_drafts, reach, features, confident = DRAFTS, 10**6, ("tap.0",), True
+    num_drafts, max_positions, features, confident = DRAFTS, 10**6, ("tap.0",), True
 
     def propose(self, features, kept, wanted) -> Drafts:
         q = torch.full((max(1, len(wanted)) * DRAFTS, VOCAB), 1 / VOCAB)
@@ -79,7 +79,9 @@ def test_memory_is_flat():
             request = Request(prompt_ids=(1, 2, 3), max_tokens=80, sampling=SETTINGS[added % 3])
             adjustments = Adjustments(request.sampling, request.prompt_ids, (0,))
             stats = SpecStats(DRAFTS)
-            scheduler.add(Sequence(request, Ending(request, (), None, 80), 83, stats, adjustments, Drafter.reach))
+            scheduler.add(
+                Sequence(request, Ending(request, (), None, 80), 83, stats, adjustments, Drafter.max_positions)
+            )
             added += 1
         loop.step(scheduler.plan())
         scheduler.retire()

@@ -14,7 +14,7 @@ from glmspec.build.engine import BuildOptions, build_engines
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.runtime.adaptive import Adaptive
-from glmspec.runtime.cost_table import Column, CostTable
+from glmspec.runtime.cost_table import CostCurve, CostTable
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
 from glmspec.runtime.pack import Rows, pack_rows
@@ -26,7 +26,7 @@ TOPK, WINDOW, PAGE = 48, 64, 16  # the tiny verifier's, the tiny drafters', the 
 NEW_TOKENS = 36
 DRAFTERS = ("dspark", "dflash2", "mtp")
 # Rows cost about what a step's start does: most blocks are verified in part.
-DEAR = Adaptive(costs=CostTable(Column((1,), (1.0,)), Column((1, 101), (0.2, 20.2))))
+DEAR = Adaptive(costs=CostTable(CostCurve((1,), (1.0,)), CostCurve((1, 101), (0.2, 20.2))))
 
 
 @pytest.fixture(scope="module")

@@ -194,7 +194,7 @@ def test_two_sequences_in_one_step(oracle, prompts, mtp):
 def test_logits_only_for_the_rows_asked_for_and_hidden_states_for_all(oracle, prompts, mtp):
     ids = prompts["a"][:31]
     hidden = hiddens(oracle, ids[:-1])
-    rows = Rows(Span(PAGES["a"], 0, 30), ids[1:], logits=2)
+    rows = Rows(Span(PAGES["a"], 0, 30), ids[1:], num_logits=2)
     found = mtp.run(pack_rows([rows], TEXT, LEAST_PAGES) | going_on(hidden))
     expected = OracleChain(oracle).run(0, ids[1:], hidden)
     assert_same(found, expected | {name: expected[name][-2:] for name in ("logits", "draft_ids", "margin")})

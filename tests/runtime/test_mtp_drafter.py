@@ -168,8 +168,8 @@ def test_its_caches_are_those_of_a_cold_start(folder, requests, plain):
 
 
 @dataclass(eq=False)
-class Running:
-    """A sequence as far as a drafter looks at it. text: all that it will be; told: how much of it is known."""
+class DraftedSequence:
+    """A sequence as far as a drafter looks at it. text: all that it will be; known: how many of its tokens are."""
 
     name: str
     text: list[int]
@@ -177,15 +177,16 @@ class Running:
     pages: list[int]
     chain: OracleChain
     temperature: float
-    told: int = 0
+    known: int = 0
 
     def __post_init__(self) -> None:
         self.request = SimpleNamespace(sampling=Sampling(temperature=self.temperature))
         self.noise = Noise(len(self.name) + 7)
+        self.ring: list[int] = []
 
     @property
     def tokens(self) -> list[int]:
-        return self.text[: self.told]
+        return self.text[: self.known]
 
 
 @pytest.fixture(scope="module")
@@ -194,13 +195,13 @@ def oracle():
 
 
 @pytest.fixture
-def running(oracle, texts) -> list[Running]:
+def running(oracle, texts) -> list[DraftedSequence]:
     """Two that decode and one in its prompt."""
     made = []
-    for at, (name, heat) in enumerate((("a", 0.0), ("bb", 4.0), ("ccc", 2.5))):
+    for at, (name, temperature) in enumerate((("a", 0.0), ("bb", 4.0), ("ccc", 2.5))):
         text = [token for one in texts[40 + 5 * at : 45 + 5 * at] for token in one][:90]
         pages = list(range(2 + at, 38, 3))
-        made.append(Running(name, text, hiddens(oracle, text), pages, OracleChain(oracle), heat))
+        made.append(DraftedSequence(name, text, hiddens(oracle, text), pages, OracleChain(oracle), temperature))
     return made
 
 
@@ -216,10 +217,10 @@ def models(tmp_path_factory) -> dict[bool, Model]:
     }
 
 
-Step = list[tuple[Running, int, int]]  # sequence, first position, rows kept
+Step = list[tuple[DraftedSequence, int, int]]  # sequence, first position, rows kept
 
 
-def propose(drafter: MtpDrafter, step: Step, wanted: list[Running]) -> Drafts:
+def propose(drafter: MtpDrafter, step: Step, wanted: list[DraftedSequence]) -> Drafts:
     """One step; before every kept run of rows lie two that were not."""
     junk, kept, parts, row = torch.full((2, step[0][0].states.shape[1]), 50.0), [], [], 0
     for sequence, start, count in step:
@@ -229,7 +230,9 @@ def propose(drafter: MtpDrafter, step: Step, wanted: list[Running]) -> Drafts:
     return drafter.propose({"hidden": torch.cat(parts)}, kept, wanted)
 
 
-def expected(step: Step, wanted: list[Running], ids: list[list[int]]) -> Iterator[tuple[int, int, torch.Tensor]]:
+def expected(
+    step: Step, wanted: list[DraftedSequence], ids: list[list[int]]
+) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Place in the batch, draft and logits of the module as trained, on the drafts that were made."""
     for sequence, start, count in step:
         following = sequence.text[start + 1 : start + count + 1]
@@ -246,7 +249,7 @@ def expected(step: Step, wanted: list[Running], ids: list[list[int]]) -> Iterato
 def test_drafts_margins_and_laws_are_the_module_s(models, running, sampled):
     a, b, c = running
     drafter = MtpDrafter(models[sampled], TEXT, 3)
-    a.told, b.told, c.told = 48, 62, 90  # a is about to pass index_topk, b has
+    a.known, b.known, c.known = 48, 62, 90  # a is about to pass index_topk, b has
     steps = [
         ([(c, 0, 30), (b, 0, 61), (a, 0, 47)], [a, b]),
         ([(a, 47, 3), (c, 30, 40), (b, 61, 1)], [b, a]),
@@ -256,22 +259,24 @@ def test_drafts_margins_and_laws_are_the_module_s(models, running, sampled):
     for step, wanted in steps:
         for sequence, start, count in step:
             if sequence in wanted:
-                sequence.told = start + count + 1
+                sequence.known = start + count + 1
         found = propose(drafter, step, wanted)
         assert [len(one) for one in found.ids] == [3] * len(wanted)
         assert found.signal.shape == (len(wanted), 3) and ("q" in found.probs) == sampled
         for place, draft, logits in expected(step, wanted, found.ids):
             best = logits.topk(2).values
             assert found.signal[place, draft].item() == pytest.approx((best[0] - best[1]).item(), abs=2e-3)
-            heat, chosen = wanted[place].temperature if sampled else 0.0, found.ids[place][draft]
-            if not heat:
+            temperature, chosen = wanted[place].temperature if sampled else 0.0, found.ids[place][draft]
+            if not temperature:
                 assert chosen == logits.argmax()
             if not sampled:
                 continue
             probs = found.probs["q"][found.q_rows(place, 3)[draft]]
-            if heat:
-                torch.testing.assert_close(probs.double(), (logits.double() / heat).softmax(0), rtol=1e-2, atol=1e-4)
-                numbers, _, _ = wanted[place].noise.block(wanted[place].told - 1, 3)
+            if temperature:
+                torch.testing.assert_close(
+                    probs.double(), (logits.double() / temperature).softmax(0), rtol=1e-2, atol=1e-4
+                )
+                numbers, _, _ = wanted[place].noise.block(wanted[place].known - 1, 3)
                 assert chosen == draw.reference(probs[None], torch.tensor(numbers[draft : draft + 1])).item()
             else:
                 assert probs[chosen] == probs.sum() == 1
@@ -280,27 +285,27 @@ def test_drafts_margins_and_laws_are_the_module_s(models, running, sampled):
 def test_the_law_of_small_and_large_temperatures(models, running):
     """In float64, over every row at once; 0 is the lowest argmax."""
     a = running[0]
-    heat_R = torch.tensor([0.0, 1e-4, 0.3, 1.0, 20.0])
-    model, rows = models[True], len(heat_R)
+    temperature_R = torch.tensor([0.0, 1e-4, 0.3, 1.0, 20.0])
+    model, rows = models[True], len(temperature_R)
     seen = {}
     run = model.run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "run", lambda inputs: seen.setdefault("in", inputs) and run(inputs))
-        a.told = 31
+        a.known = 31
         propose(MtpDrafter(model, TEXT, 1), [(a, 0, 30)], [a])
-    again = {"logit_rows": torch.arange(rows, dtype=torch.int32), "draft_temperature": heat_R}
+    again = {"logit_rows": torch.arange(rows, dtype=torch.int32), "draft_temperature": temperature_R}
     out = run(seen["in"] | again | {"draft_uniform": torch.full((rows,), 1 - 2**-23)})
     logits_RV = out["logits"].double()
-    for row, heat in enumerate(heat_R.tolist()):
+    for row, temperature in enumerate(temperature_R.tolist()):
         one_hot = torch.nn.functional.one_hot(logits_RV[row].argmax(), logits_RV.shape[1]).double()
-        probs = (logits_RV[row] / heat).softmax(0) if heat else one_hot
+        probs = (logits_RV[row] / temperature).softmax(0) if temperature else one_hot
         torch.testing.assert_close(out["q"][row].double(), probs, rtol=1e-4, atol=1e-6)
 
 
 def test_drafts_that_no_answer_can_hold_stay_in_the_sequence_s_pages(models, running):
     """The last page is full before the chain ends: nobody else's rows change, and the drafts within are right."""
     a = running[0]
-    a.pages, a.told = a.pages[:4], 30
+    a.pages, a.known = a.pages[:4], 30
     drafter = MtpDrafter(models[False], TEXT, 8)
     others = [page for page in range(TEXT.num_pages) if page not in a.pages]
     before = {name: cache[others].clone() for name, cache in drafter.model.caches[0].items()}

@@ -19,7 +19,7 @@ LIMITS = EngineLimits(
 def random_rows(rng: random.Random, pages: list[int]) -> Rows:
     start, count = rng.randrange(40), rng.randint(1, 20)
     tokens = [rng.randrange(1000) for _ in range(count)]
-    return Rows(Span(pages, start, count), tokens, logits=rng.choice([0, 1, min(5, count)]))
+    return Rows(Span(pages, start, count), tokens, num_logits=rng.choice([0, 1, min(5, count)]))
 
 
 def random_batch(seed: int) -> tuple[random.Random, list[Rows]]:
@@ -36,7 +36,7 @@ def test_rows_equal_a_loop(seed):
     tokens, positions, owners, logits = [], [], [], []
     for owner, rows in enumerate(batch):
         for at in range(rows.span.count):
-            if at >= rows.span.count - rows.logits:
+            if at >= rows.span.count - rows.num_logits:
                 logits.append(len(tokens))
             tokens.append(rows.tokens[at])
             positions.append(rows.span.start + at)
@@ -93,7 +93,7 @@ def test_blocks_equal_a_loop(seed):
     assert found["context_rows"].tolist() == kept_rows
     expected = [span.start + at for span in kept for at in range(span.count)]
     assert found["context_positions"].tolist() == expected
-    assert found["anchor_ids"].tolist() == [block.anchor for block in blocks]
+    assert found["anchor_ids"].tolist() == [block.token for block in blocks]
     assert found["anchor_positions"].tolist() == [block.position for block in blocks]
     # A block reads the context before its anchor: pages for `position` rows.
     width = max(1, *(-(-block.position // LIMITS.page_size) for block in blocks))

@@ -69,7 +69,7 @@ def test_27_min_tokens_ends_exactly_one_later(engines, drafter):
 def test_34_a_drafter_below_the_verifier_falls_silent_for_that_request(golden_engines, engines):
     """A drafter of 32 positions, prompts of 20, 31 and 60: the same answers, and drafts only below the limit."""
     engine = Engine(golden_engines, "dspark")
-    engine.drafter.reach = 32
+    engine.drafter.max_positions = 32
     requests = [Request(prompt_ids=prompt(n), max_tokens=15, ignore_eos=True) for n in (20, 31, 60)]
     jobs = answer_all(engine, requests)
     assert [job.answer.tokens for job in jobs] == [engines[None].answer(one)[0].tokens for one in requests]

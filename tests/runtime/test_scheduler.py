@@ -31,9 +31,11 @@ def scheduler(seqs: int = 4, batched: int = 40, num_drafts: int = DRAFTS) -> Sch
     return Scheduler(limits, num_drafts, RING_PAGES)
 
 
-def add(one: Scheduler, prompt: int, answer: int, speculate: bool = True, reach: int = FAR) -> Sequence:
+def add(one: Scheduler, prompt: int, answer: int, speculate: bool = True, max_positions: int = FAR) -> Sequence:
     request = Request(prompt_ids=(7,) * prompt, max_tokens=answer, speculate=speculate)
-    sequence = Sequence(request, Ending(request, (), None, answer), prompt + answer, SpecStats(DRAFTS), reach=reach)
+    sequence = Sequence(
+        request, Ending(request, (), None, answer), prompt + answer, SpecStats(DRAFTS), max_positions=max_positions
+    )
     one.add(sequence)
     return sequence
 
@@ -44,10 +46,10 @@ def step(one: Scheduler, accept: random.Random | None = None) -> list[tuple[Shar
     check(one, shares)
     done = []
     for share in shares:
-        drafts = [7 if accept is None or accept.random() < 0.6 else 8 for _ in range(share.drafts)]
+        drafts = [7 if accept is None or accept.random() < 0.6 else 8 for _ in range(share.num_drafts)]
         accepted = (*drafts, 8).index(8)
         accepted_block = Accepted(accepted, [7] * (accepted + 1)) if share.completes else None
-        done.append((share, share.sequence.advance(share.tokens, drafts, accepted_block)))
+        done.append((share, share.sequence.advance(share.num_tokens, drafts, accepted_block)))
     one.retire()
     return done
 
@@ -55,7 +57,7 @@ def step(one: Scheduler, accept: random.Random | None = None) -> list[tuple[Shar
 def check(one: Scheduler, shares: list[Share]) -> None:
     """What holds for every plan."""
     limits = one.limits
-    assert sum(share.tokens + share.drafts for share in shares) <= limits.max_num_batched_tokens
+    assert sum(share.num_tokens + share.num_drafts for share in shares) <= limits.max_num_batched_tokens
     assert len({id(share.sequence) for share in shares}) == len(shares) <= len(one.running) <= limits.max_num_seqs
     owned = [page for sequence in one.running for page in sequence.pages]
     assert len(set(owned)) == len(owned)
@@ -66,10 +68,10 @@ def check(one: Scheduler, shares: list[Share]) -> None:
     assert all(not sequence.ring for sequence in one.waiting)
     for share in shares:
         sequence = share.sequence
-        assert 1 <= share.tokens <= sequence.pending
-        assert share.completes == (share.tokens == sequence.pending)
-        assert share.drafts <= one.num_drafts and (not share.drafts or share.completes)
-        last = sequence.cached + share.tokens + share.drafts
+        assert 1 <= share.num_tokens <= sequence.pending
+        assert share.completes == (share.num_tokens == sequence.pending)
+        assert share.num_drafts <= one.num_drafts and (not share.num_drafts or share.completes)
+        last = sequence.cached + share.num_tokens + share.num_drafts
         assert last <= len(sequence.pages) * limits.page_size  # every row has a place
         assert last <= sequence.max_tokens
 
@@ -97,7 +99,7 @@ def test_a_prompt_longer_than_the_step_is_split():
     one = scheduler(batched=40)
     sequence = add(one, prompt=100, answer=1)
     shares = [step(one)[0] for _ in range(3)]
-    assert [(share.tokens, share.completes) for share, _ in shares] == [(40, False), (40, False), (20, True)]
+    assert [(share.num_tokens, share.completes) for share, _ in shares] == [(40, False), (40, False), (20, True)]
     assert [delta is None for _, delta in shares] == [True, True, False]
     assert sequence.finish_reason == LENGTH
     assert one.plan() == []
@@ -106,8 +108,8 @@ def test_a_prompt_longer_than_the_step_is_split():
 def test_prompts_share_a_step_oldest_first():
     one = scheduler(batched=40)
     first, second, third = (add(one, prompt=30, answer=5) for _ in range(3))
-    assert [(share.sequence, share.tokens) for share, _ in step(one)] == [(first, 30), (second, 10)]
-    assert [(share.sequence, share.tokens) for share, _ in step(one)] == [(first, 1), (second, 20), (third, 16)]
+    assert [(share.sequence, share.num_tokens) for share, _ in step(one)] == [(first, 30), (second, 10)]
+    assert [(share.sequence, share.num_tokens) for share, _ in step(one)] == [(first, 1), (second, 20), (third, 16)]
 
 
 def test_no_more_than_max_num_seqs_run_and_the_rest_wait_their_turn():
@@ -150,7 +152,7 @@ def test_a_prompt_moves_on_beside_answers_that_fill_the_step(extra):
         assert not late.finished
         done = {share.sequence: share for share, _ in step(one)}
         assert len(done) == 4
-        assert sum(share.drafts for share in done.values()) == 3 * DRAFTS  # nobody's block was cut
+        assert sum(share.num_drafts for share in done.values()) == 3 * DRAFTS  # nobody's block was cut
     assert late.finished
 
 
@@ -212,7 +214,7 @@ def test_blocks_of_every_length_in_one_step():
     full, short, none = add(one, 2, 50), add(one, 2, 4), add(one, 2, 50, speculate=False)
     step(one)  # each has its first token: `short` may gain three more, the last of them from the verifier
     prompt = add(one, 90, 5)
-    shares = {share.sequence: (share.tokens, share.drafts, share.completes) for share in one.plan()}
+    shares = {share.sequence: (share.num_tokens, share.num_drafts, share.completes) for share in one.plan()}
     assert shares == {full: (1, 4, True), short: (1, 2, True), none: (1, 0, True), prompt: (51, 0, False)}
 
 
@@ -226,18 +228,18 @@ def test_a_step_without_drafts_still_yields_a_token():
 
 def test_the_drafter_stays_silent_beyond_its_reach():
     one = scheduler()
-    sequence, drafts = add(one, prompt=10, answer=30, reach=20), []
-    assert not sequence.beyond_reach
+    sequence, drafts = add(one, prompt=10, answer=30, max_positions=20), []
+    assert not sequence.outgrew_drafter
     while not sequence.finished:
-        drafts += [(len(share.sequence.tokens), share.drafts) for share in one.plan()]
+        drafts += [(len(share.sequence.tokens), share.num_drafts) for share in one.plan()]
         step(one)
     assert [many for length, many in drafts if length + DRAFTS > 20] == [0] * sum(n + DRAFTS > 20 for n, _ in drafts)
     assert any(many == DRAFTS for _, many in drafts)
-    assert sequence.beyond_reach
+    assert sequence.outgrew_drafter
 
 
 def test_a_sequence_may_draft_until_its_block_would_end_beyond_the_reach():
     one = scheduler()
-    assert add(one, prompt=10, answer=30, reach=10 + DRAFTS).may_draft  # in its prompt: later
-    assert not add(one, prompt=10, answer=30, reach=9 + DRAFTS).may_draft
+    assert add(one, prompt=10, answer=30, max_positions=10 + DRAFTS).may_draft  # in its prompt: later
+    assert not add(one, prompt=10, answer=30, max_positions=9 + DRAFTS).may_draft
     assert not add(one, prompt=10, answer=30, speculate=False).may_draft

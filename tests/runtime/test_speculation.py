@@ -85,7 +85,7 @@ class ScriptedDrafter:
     confident = True
 
     def __init__(self, real, truth: list[int], spoil_at: int) -> None:
-        self.num_drafts, self.reach = real.num_drafts, real.reach
+        self.num_drafts, self.max_positions = real.num_drafts, real.max_positions
         self._vocab_size = real.model.config.vocab_size
         self._truth, self._spoil_at = truth, spoil_at
 
@@ -164,8 +164,8 @@ def test_a_drafter_falls_silent_beyond_its_reach(tiny_engines, requests, plain):
     index = max(range(PROMPTS), key=lambda i: len(plain[i]))
     prompt = len(requests[index].prompt_ids)
     engine.drafter.model.run = counted = Counted(engine.drafter.model.run)
-    for reach, most in ((prompt + 20, 20), (prompt + 7, 0)):
-        engine.drafter.reach, counted.runs = reach, 0
+    for max_positions, most in ((prompt + 20, 20), (prompt + 7, 0)):
+        engine.drafter.max_positions, counted.runs = max_positions, 0
         answer, stats = engine.answer(requests[index])
         assert answer.tokens == plain[index]
         assert (most > 0) == (stats.num_draft_tokens > 0) and stats.num_draft_tokens <= 8 * most

@@ -95,7 +95,7 @@ def test_rejected_rows_leave_no_trace(bench):
 
 def test_logits_only_for_the_rows_asked_for(bench):
     ids = prompt(25, seed=12)
-    found = bench.run(Rows(Span(PAGES["a"], 0, 25), ids, logits=2))
+    found = bench.run(Rows(Span(PAGES["a"], 0, 25), ids, num_logits=2))
     assert found.shape[0] == 2
     assert_same(found, bench.expected(ids)[-2:])
 

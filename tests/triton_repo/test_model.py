@@ -12,7 +12,7 @@ import pytest
 
 from glmspec.core.files import sha256
 from glmspec.runtime.adaptive import Adaptive
-from glmspec.runtime.cost_table import Column, CostTable, MadeFor, save_costs
+from glmspec.runtime.cost_table import CostCurve, CostTable, MeasuredOn, save_costs
 from glmspec.runtime.request import Request
 from glmspec.triton_repo.adaptive import parameters_of
 from glmspec.triton_repo.interface import OUTPUTS
@@ -80,9 +80,9 @@ def model(tiny_engines, tmp_path_factory):
     )
     repo = tmp_path_factory.mktemp("model") / "repo"
     # Verification costs nothing: what is chosen, and so what is counted, is all there is.
-    free = Column((1,), (1.0,))
+    free = CostCurve((1,), (1.0,))
     costs = repo.parent / "costs.json"
-    save_costs(costs, CostTable(free, free), MadeFor(sha256(tiny_engines / "config.json"), "dspark"))
+    save_costs(costs, CostTable(free, free), MeasuredOn(sha256(tiny_engines / "config.json"), "dspark"))
     write_repository(tiny_engines, repo, None, True)
     parameters = {"engines": str(tiny_engines), "drafter": "", "speculate": "true", "verification": "standard"}
     parameters |= parameters_of(Adaptive(costs=costs), repo / "glmspec" / "1")
