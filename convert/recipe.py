@@ -9,6 +9,10 @@
 auto keeps what the checkpoint has. Only the matrices that published checkpoints quantize may be: the router, norms,
 embedding, head, the indexer's weights_proj and kv_b_proj keep their precision (kv_b is split and absorbed, and a router
 bias in bfloat16 reroutes tokens).
+
+auto changes no value: quantized weights are kept bit for bit, each unit under its own scales (gate and up of an expert
+differ in the wild), and what the networks take plain (the absorbed halves of kv_b) is dequantized to float32. The named
+recipes quantize what published checkpoints quantize, and round the rest to bfloat16.
 """
 
 from __future__ import annotations

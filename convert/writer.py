@@ -5,6 +5,10 @@ task placing its rows where they belong, then synced, hashed, renamed and noted 
 that dies leaves whole parts and a journal behind; the next one goes on from there and ends with the same bytes.
 
 Memory: one task a worker (its matrices, at most a few times its own size), whatever the checkpoint's size.
+
+Threads, not processes: the kernels (`quantize.py`, compiled by numba) and reads and writes release the GIL, nothing is
+copied between workers, and one process is easier to bound in memory. Files are read with `pread` rather than mapped,
+as mapped pages count as ours and would grow with the checkpoint.
 """
 
 from __future__ import annotations

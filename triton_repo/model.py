@@ -1,6 +1,9 @@
 """The Triton Python model: requests to the worker, deltas to response senders.
 
 Runs inside Triton's stub process, the only place where `triton_python_backend_utils` exists.
+
+One decoupled model sends one response a step, because responses are what costs in Triton's Python backend: a step's
+tokens travel together. Every request hears exactly one end.
 """
 
 from __future__ import annotations

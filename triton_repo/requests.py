@@ -1,4 +1,10 @@
-"""From a Triton request's inputs to a `Request`: the checks that Triton does not make."""
+"""From a Triton request's inputs to a `Request`: the checks that Triton does not make.
+
+What Triton decides is Triton's. A field that is no input of the model is refused by name, but request parameters that
+Triton itself defines (`priority`, `timeout`, `sequence_*`, `triton_*`) pass, without effect. Triton tells the model of
+a dropped gRPC stream, not of a dropped HTTP connection that waits for one whole answer: that is computed to its end.
+And an HTTP number beyond int32 reaches the model already wrapped around.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The stages in order, and what `validate` runs of them."""
+"""The stages in order, and what `validate` runs of them.
+
+The stages look at the networks that will be compiled, read back as data; steps are packed by the runtime's own code,
+and the twin is converted and run by the same code as a real checkpoint. Division among ranks is checked by dataflow at
+full size (a value that ranks divide must be summed or gathered before it is used as a whole), and by numbers at a small
+one.
+"""
 
 from __future__ import annotations
 
