@@ -17,7 +17,8 @@ import numpy as np
 
 from glmspec.core.errors import RequestError
 from glmspec.runtime.request import Request
-from glmspec.runtime.settings import SETTINGS, chat_ids, request_of
+from glmspec.runtime.request_table import SETTINGS
+from glmspec.runtime.settings import chat_ids, request_of
 from glmspec.runtime.text import Tokenizer
 from glmspec.triton_repo.interface import INPUTS, NEUTRAL
 
