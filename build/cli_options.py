@@ -10,6 +10,7 @@ import click
 
 from glmspec.build.cli_base import FILE, PLACE, WRITTEN, Count, section
 from glmspec.build.target import TARGETS
+from glmspec.runtime.request_table import BOOL, NUMBER, SETTINGS, TEXTS, Setting
 
 DTYPES = click.Choice(["float32", "bfloat16"])
 RECIPES = click.Choice(["auto", "bf16", "fp8", "nvfp4"])
@@ -138,26 +139,18 @@ def _adaptive_settings(
 
 
 def sampling(command: Any) -> Any:
-    """How tokens are drawn, for every prompt that does not say."""
-    real = click.FLOAT
-    return section(
-        SAMPLING,
-        click.option("--temperature", type=real, help="0: greedy. Default: 0, or 1 with --top-k, --top-p or --min-p."),
-        click.option("--top-k", type=click.INT, help="Draw among so many best tokens. Default: all."),
-        click.option("--top-p", type=real,
-                     help="Draw among the best tokens that together have this chance. Default: 1."),
-        click.option("--min-p", type=real,
-                     help="Draw among tokens with at least this share of the best one's chance. Default: 0."),
-        click.option("--seed", type=click.IntRange(0), help="The same seed, the same answer. Default: any."),
-        click.option("--repetition-penalty", type=real,
-                     help="Above 1: tokens of prompt and answer come less often. Default: 1."),
-        click.option("--frequency-penalty", type=real,
-                     help="Taken from a token's logit each time the answer has it. Default: 0."),
-        click.option("--presence-penalty", type=real,
-                     help="Taken once from the logit of each token of the answer. Default: 0."),
-        click.option("--min-tokens", type=Count(0), help="No end token before so many tokens. Default: 0."),
-        click.option("--logprobs", type=click.IntRange(0),
-                     help="Log-probabilities of each token and of so many best ones. Default: none."),
-        click.option("--stop", multiple=True, help="Text that ends an answer; may be given several times."),
-        click.option("--ignore-eos", is_flag=True, default=None, help="Go on past end tokens."),
-    )(command)  # fmt: skip
+    """How tokens are drawn, for every prompt that does not say: every setting whose meaning is told."""
+    settings = {name: setting for name, setting in SETTINGS.items() if setting.meaning}
+    return section(SAMPLING, *(_setting(name, setting) for name, setting in settings.items()))(command)
+
+
+def _setting(name: str, setting: Setting) -> Any:
+    if setting.kind is BOOL:
+        more: dict[str, Any] = {"is_flag": True, "default": None}
+    elif setting.kind is TEXTS:
+        more = {"multiple": True}
+    elif setting.kind is NUMBER:
+        more = {"type": click.FLOAT}
+    else:
+        more = {"type": Count(0) if name == "min_tokens" else click.IntRange(0) if setting.least == 0 else click.INT}
+    return click.option(f"--{name.replace('_', '-')}", help=setting.meaning, **more)

@@ -17,7 +17,7 @@ from glmspec.core.errors import RequestError, os_error_text
 from glmspec.core.files import is_fixed, naming, opened_alone, write_all, write_output
 
 
-class Printed:
+class PrintedAnswers:
     """Lines for standard output."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Printed:
             self._next += 1
 
 
-class Kept:
+class KeptAnswers:
     """Lines for a file. lines: those that are kept, by the prompt's place."""
 
     def __init__(self, descriptor: int, place: Path, output: Path) -> None:
@@ -93,7 +93,7 @@ class Kept:
 
 
 @contextmanager
-def kept_answers(output: Path, fingerprint: str, count: int | None, resume: bool) -> Iterator[Kept]:
+def kept_answers(output: Path, fingerprint: str, count: int | None, resume: bool) -> Iterator[KeptAnswers]:
     """Answers for a file: written when the block ends, kept for `resume` when it fails. count: of the prompts; None
     where they are typed, which no later run can go on with: then the file is written whatever happens. Raises
     `RequestError` for an interrupted run that is neither resumed nor deleted, and while another run writes there."""
@@ -111,7 +111,7 @@ def kept_answers(output: Path, fingerprint: str, count: int | None, resume: bool
             raise RequestError(f"{place}: --resume: there is no interrupted run to go on with")
         if len(found) > 1 and not resume:
             raise RequestError(f"{place}: left by an interrupted run; go on with --resume, or delete it")
-        kept = Kept(descriptor, place, output)
+        kept = KeptAnswers(descriptor, place, output)
         if resume:
             kept.resume(fingerprint)
         try:

@@ -22,7 +22,7 @@ from rich.table import Table
 from glmspec.core.errors import RequestError
 from glmspec.core.files import ENGINES, check_output, json_bytes, producer, sha256, write_output
 from glmspec.core.progress import Progress
-from glmspec.runtime.answers import Kept, Printed, kept_answers
+from glmspec.runtime.answers import KeptAnswers, PrintedAnswers, kept_answers
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.job import Finished, Job, ignore
 from glmspec.runtime.prompts import read_requests
@@ -76,7 +76,7 @@ def generate(load: Callable[[], Engine], options: GenerateOptions, progress: Pro
         elif watched:
             jobs, seconds = watch(engine, requests, console, finished)
         else:
-            answered = lines.lines if isinstance(lines, Kept) else {}
+            answered = lines.lines if isinstance(lines, KeptAnswers) else {}
             jobs, seconds = _answer_rest(engine, requests, answered, finished, progress)
     if options.statistics is not None:
         write_output(options.statistics, json_bytes(statistics(engine) | _totals(jobs, seconds, engine)))
@@ -86,11 +86,11 @@ def generate(load: Callable[[], Engine], options: GenerateOptions, progress: Pro
 @contextmanager
 def _lines(
     engine: Engine, options: GenerateOptions, requests: list[Request] | None, watched: bool
-) -> Iterator[Kept | Printed | None]:
+) -> Iterator[KeptAnswers | PrintedAnswers | None]:
     """The place that lines of answers go to; None where answers are only shown. requests: None where they are
     typed."""
     if options.output is None:
-        yield None if watched else Printed()
+        yield None if watched else PrintedAnswers()
         return
     count = None if requests is None else len(requests)
     with kept_answers(options.output, fingerprint(engine, requests or []), count, options.resume) as kept:

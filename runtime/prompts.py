@@ -11,7 +11,8 @@ from typing import Any
 from glmspec.core.errors import RequestError
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.runtime.request import Request
-from glmspec.runtime.settings import SETTINGS, chat_ids, request_of
+from glmspec.runtime.request_table import SETTINGS
+from glmspec.runtime.settings import chat_ids, request_of
 from glmspec.runtime.text import Tokenizer
 
 _PROMPTS = ("prompt", "prompt_token_ids", "messages")  # the first that is there is meant; messages may tell the same

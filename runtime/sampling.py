@@ -10,9 +10,9 @@ from glmspec.models.acceptance import MAX_LOGPROBS
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.network.limits import MAX_ADJUSTED
 from glmspec.plugins.target_probs import MAX_TOP_K
+from glmspec.runtime.request_table import NUMBER, SETTINGS
 
-MAX_PENALTY = 2.0  # of frequency and presence, either way, as OpenAI's API has it
-MAX_BIAS, MAX_REPETITION, MIN_TEMPERATURE, MAX_TEMPERATURE = 10_000.0, 100.0, 1e-4, 100.0
+MAX_BIAS, MIN_TEMPERATURE = 10_000.0, 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +62,12 @@ class Sampling:
     def check(self, vocab_size: int, illegal: IllegalIds = ALL_LEGAL) -> None:
         """Raise `RequestError` for what cannot be served, naming the field, what was found and the limits. illegal: ids
         that are never chosen."""
-        for name, least, most in (
-            ("temperature", 0.0, MAX_TEMPERATURE),
-            ("repetition_penalty", 1 / MAX_REPETITION, MAX_REPETITION),
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
-            ("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
-        ):
+        for name, setting in SETTINGS.items():
+            if setting.kind is not NUMBER:
+                continue
             value = getattr(self, name)
-            if not least <= value <= most:  # as NaN is not either
-                raise RequestError(f"{name}: found {value:g}, expected {least:g} to {most:g}")
+            if not setting.least <= value <= setting.most:  # as NaN is not either
+                raise RequestError(f"{name}: found {value:g}, expected {setting.least:g} to {setting.most:g}")
         if 0 < self.temperature < MIN_TEMPERATURE * (1 - 1e-6):  # which travels as float32
             raise RequestError(
                 f"temperature: found {self.temperature:g}, expected 0 (greedy) or at least {MIN_TEMPERATURE:g}"

@@ -1,80 +1,39 @@
 """A request's settings under the names that clients know, read in one place: for Triton's inputs and for prompt files.
 
 Temperature decides between greedy and sampled: where it is left out it is 0, or 1 when top_k, top_p or min_p narrow the
-choice. Top-k 1 is greedy whatever else is said.
+choice. Top-k 1 is greedy whatever else is given.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from glmspec.core.errors import RequestError
 from glmspec.runtime.request import Request
+from glmspec.runtime.request_table import NUMBER, SETTINGS, is_number
 from glmspec.runtime.sampling import Sampling
 from glmspec.runtime.text import Tokenizer
 
-
-@dataclass(frozen=True)
-class Setting:
-    """expected: in words. fits: whether a value is of the kind."""
-
-    expected: str
-    fits: Callable[[Any], bool]
+_OF_SAMPLING = {field.name for field in fields(Sampling)} & SETTINGS.keys()
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
-    return _whole(value) or isinstance(value, float)
-
-
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, (list, tuple)) and all(map(fits, value))
-
-
-_WHOLE, _NUMBER = Setting("a whole number", _whole), Setting("a number", _number)
-_BOOL = Setting("true or false", lambda value: isinstance(value, bool))
-_TEXTS = Setting("a list of texts", _list_of(lambda value: isinstance(value, str)))
-_IDS = Setting("a list of token ids", _list_of(_whole))
-_BIASES = Setting("an object of token ids and biases", lambda value: isinstance(value, (dict, str)))
-
-# Of the request itself, then of its sampling.
-REQUEST = {"max_tokens": _WHOLE, "stop": _TEXTS, "stop_token_ids": _IDS, "ignore_eos": _BOOL, "speculate": _BOOL}
-SAMPLING = {
-    "temperature": _NUMBER,
-    "top_k": _WHOLE,
-    "top_p": _NUMBER,
-    "min_p": _NUMBER,
-    "seed": _WHOLE,
-    "repetition_penalty": _NUMBER,
-    "frequency_penalty": _NUMBER,
-    "presence_penalty": _NUMBER,
-    "logit_bias": _BIASES,
-    "bad_words": _TEXTS,
-    "min_tokens": _WHOLE,
-    "logprobs": _WHOLE,
-}
-SETTINGS = REQUEST | SAMPLING
-
-
-def request_of(prompt_ids: list[int], said: Mapping[str, Any], tokenizer: Tokenizer | None) -> Request:
-    """The request of a prompt with these settings; None is as good as not said. Raises `RequestError` naming the
+def request_of(prompt_ids: list[int], settings: Mapping[str, Any], tokenizer: Tokenizer | None) -> Request:
+    """The request of a prompt with these settings; None is as good as left out. Raises `RequestError` naming the
     setting."""
-    said = {name: value for name, value in said.items() if value is not None}
-    for name, value in said.items():
-        if not SETTINGS[name].fits(value):
-            raise RequestError(f"{name}: found {value!r}, expected {SETTINGS[name].expected}")
-        if SETTINGS[name] is _NUMBER:
-            said[name] = _float(name, value)
-    own = {name: _frozen(said[name]) for name in REQUEST if name in said}
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name, value in given.items():
+        kind = SETTINGS[name].kind
+        if not kind.fits(value):
+            raise RequestError(f"{name}: found {value!r}, expected {kind.expected}")
+        if kind is NUMBER:
+            given[name] = _float(name, value)
+    own = {name: _frozen(value) for name, value in given.items() if name not in _OF_SAMPLING}
     if ends := _stop_tokens(own.get("stop", ()), tokenizer):
         own["stop_token_ids"] = tuple(dict.fromkeys([*own.get("stop_token_ids", ()), *ends]))
-    return Request(prompt_ids=tuple(prompt_ids), sampling=_sampling(said, tokenizer), **own)
+    return Request(prompt_ids=tuple(prompt_ids), sampling=_sampling(given, tokenizer), **own)
 
 
 def chat_ids(messages: Any, tokenizer: Tokenizer | None) -> list[int]:
@@ -103,8 +62,8 @@ def _stop_tokens(texts: Sequence[str], tokenizer: Tokenizer | None) -> list[int]
     return [special[text] for text in texts if text in special]
 
 
-def _sampling(said: dict[str, Any], tokenizer: Tokenizer | None) -> Sampling:
-    values = {name: said[name] for name in SAMPLING if name in said}
+def _sampling(given: dict[str, Any], tokenizer: Tokenizer | None) -> Sampling:
+    values = {name: value for name, value in given.items() if name in _OF_SAMPLING}
     if values.get("top_k") == -1:  # how vLLM says none
         values["top_k"] = 0
     if values.get("top_k") == 1:
@@ -122,7 +81,7 @@ def _biases(value: dict[str, Any] | str) -> tuple[tuple[int, float], ...]:
     """{"token id": bias}, as OpenAI's API has it, or its JSON."""
     try:
         value = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(value, dict) or not all(map(_number, value.values())):
+        if not isinstance(value, dict) or not all(map(is_number, value.values())):
             raise ValueError("its biases are no numbers")
         odd = next((token for token in value if not token.strip().isdecimal()), None)
         if odd is not None:

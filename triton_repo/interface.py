@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from glmspec.runtime.request_table import SETTINGS
+
 MODEL_NAME = "glmspec"
 
 
@@ -26,27 +28,14 @@ INPUTS: dict[str, Field] = {
     "text": Field(("text_input",), "TYPE_STRING"),
     "messages": Field(("messages",), "TYPE_STRING"),  # a JSON list of {"role", "content"}, for the chat template
     "input_ids": Field(("input_ids",), "TYPE_INT32", (-1,)),
-    "max_tokens": Field(("max_tokens", "sampling_param_max_tokens"), "TYPE_INT32"),
     "stream": Field(("stream", "streaming"), "TYPE_BOOL"),
-    "stop": Field(("stop_words", "sampling_param_stop"), "TYPE_STRING", (-1,)),
-    "ignore_eos": Field(("ignore_eos",), "TYPE_BOOL"),
-    "temperature": Field(("temperature", "sampling_param_temperature"), "TYPE_FP32"),
-    "top_k": Field(("top_k", "sampling_param_top_k"), "TYPE_INT32"),
-    "top_p": Field(("top_p", "sampling_param_top_p"), "TYPE_FP32"),
-    "min_p": Field(("min_p", "sampling_param_min_p"), "TYPE_FP32"),
-    "seed": Field(("seed", "sampling_param_seed"), "TYPE_UINT64"),
-    "min_tokens": Field(("min_tokens", "sampling_param_min_tokens"), "TYPE_INT32"),
-    "stop_token_ids": Field(("stop_token_ids",), "TYPE_INT32", (-1,)),
-    "logit_bias": Field(("logit_bias",), "TYPE_STRING"),  # a JSON object {"token id": bias}
-    "logprobs": Field(("logprobs", "sampling_param_logprobs"), "TYPE_INT32"),
-    "repetition_penalty": Field(("repetition_penalty",), "TYPE_FP32"),
-    "frequency_penalty": Field(("frequency_penalty", "sampling_param_frequency_penalty"), "TYPE_FP32"),
-    "presence_penalty": Field(("presence_penalty", "sampling_param_presence_penalty"), "TYPE_FP32"),
-    "bad_words": Field(("bad_words",), "TYPE_STRING", (-1,)),
+    **{
+        name: Field(setting.names or (name,), setting.kind.triton, (-1,) if setting.kind.many else (1,))
+        for name, setting in SETTINGS.items()
+    },
     "return_finish_reason": Field(("return_finish_reason",), "TYPE_BOOL"),
     "return_cumulative_logprob": Field(("return_cumulative_logprob",), "TYPE_BOOL"),
     "exclude_input": Field(("sampling_param_exclude_input_from_output", "exclude_input_in_output"), "TYPE_BOOL"),
-    "speculate": Field(("speculate",), "TYPE_BOOL"),
 }
 
 # Fields that clients send and that change nothing: their only legal values. (The finish reason is always returned.)

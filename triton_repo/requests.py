@@ -17,7 +17,8 @@ import numpy as np
 
 from glmspec.core.errors import RequestError
 from glmspec.runtime.request import Request
-from glmspec.runtime.settings import SETTINGS, chat_ids, request_of
+from glmspec.runtime.request_table import SETTINGS
+from glmspec.runtime.settings import chat_ids, request_of
 from glmspec.runtime.text import Tokenizer
 from glmspec.triton_repo.interface import INPUTS, NEUTRAL
 
@@ -46,21 +47,21 @@ def refuse_unknown(parameters: Mapping[str, Any]) -> None:
 
 def parse(inputs: Mapping[str, np.ndarray], tokenizer: Tokenizer | None) -> Call:
     """Parse inputs by tensor name. Raises `RequestError` naming the input."""
-    said = _fields(inputs)
+    fields = _fields(inputs)
     for field, values in NEUTRAL.items():
-        if field in said and said[field] not in values:
+        if field in fields and fields[field] not in values:
             legal = " or ".join(map(str, values))
-            raise RequestError(f"{INPUTS[field].names[0]}: found {said[field]}, this version can only do {legal}")
-    settings = {name: said[name] for name in SETTINGS if name in said}
+            raise RequestError(f"{INPUTS[field].names[0]}: found {fields[field]}, this version can only do {legal}")
+    settings = {name: fields[name] for name in SETTINGS if name in fields}
     settings.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
-    if said.get("return_cumulative_logprob"):
+    if fields.get("return_cumulative_logprob"):
         settings.setdefault("logprobs", 0)
-    return Call(request_of(_prompt(said, tokenizer), settings, tokenizer), said.get("stream", False))
+    return Call(request_of(_prompt(fields, tokenizer), settings, tokenizer), fields.get("stream", False))
 
 
 def _fields(inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Field -> value. One alias at most; scalars as Python values, lists as lists, text decoded."""
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for field, spec in INPUTS.items():
         given = [name for name in spec.names if name in inputs]
         if len(given) > 1:
@@ -69,8 +70,8 @@ def _fields(inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
             values = [_plain(value, given[0]) for value in inputs[given[0]].reshape(-1)]
             if spec.dims == (1,) and len(values) != 1:
                 raise RequestError(f"{given[0]}: found {len(values)} values, expected 1")
-            said[field] = values[0] if spec.dims == (1,) else values
-    return said
+            fields[field] = values[0] if spec.dims == (1,) else values
+    return fields
 
 
 def _plain(value: Any, name: str) -> Any:
@@ -82,18 +83,18 @@ def _plain(value: Any, name: str) -> Any:
         raise RequestError(f"{name}: not UTF-8 text") from None
 
 
-def _prompt(said: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:
-    given = [field for field in ("text", "messages", "input_ids") if field in said]
+def _prompt(fields: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:
+    given = [field for field in ("text", "messages", "input_ids") if field in fields]
     if len(given) != 1:
         names = [INPUTS[field].names[0] for field in given]
         raise RequestError(f"prompt: found {names or 'nothing'}, expected one of text_input, messages and input_ids")
     if given == ["input_ids"]:
-        return said["input_ids"]
+        return fields["input_ids"]
     if tokenizer is None:
         raise RequestError(f"{INPUTS[given[0]].names[0]}: this engine has no tokenizer; send input_ids")
     if given == ["text"]:
-        return tokenizer.encode(said["text"])
-    return chat_ids(_parsed(said["messages"]), tokenizer)
+        return tokenizer.encode(fields["text"])
+    return chat_ids(_parsed(fields["messages"]), tokenizer)
 
 
 def _parsed(text: str) -> Any:

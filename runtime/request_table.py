@@ -1,0 +1,121 @@
+"""Every setting of a request, said once: its kind, its range, its names on Triton's wire, and its meaning.
+
+A setting is called by its name here in a prompt file's JSON, in `Request` and `Sampling`, and as an option of
+`generate`. The command line reads this, so nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kind:
+    """expected: what a value is, in words. fits: whether a JSON value is of the kind. triton: the input's dtype. many:
+    whether the input holds several."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+    triton: str
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """meaning: as `generate --help` has it; empty for a setting that is no option. names: Triton's, the input's own and
+    its aliases; empty for one called as the setting is. least, most: of a number, both legal."""
+
+    kind: Kind
+    meaning: str = ""
+    names: tuple[str, ...] = ()
+    least: float = -math.inf
+    most: float = math.inf
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, which true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number."""
+    return is_whole(value) or isinstance(value, float)
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, (list, tuple)) and all(map(fits, value))
+
+
+def _aliased(name: str) -> tuple[str, str]:
+    return name, f"sampling_param_{name}"
+
+
+WHOLE = Kind("a whole number", is_whole, "TYPE_INT32")
+SEED = Kind("a whole number", is_whole, "TYPE_UINT64")
+NUMBER = Kind("a number", is_number, "TYPE_FP32")
+BOOL = Kind("true or false", lambda value: isinstance(value, bool), "TYPE_BOOL")
+TEXTS = Kind("a list of texts", _list_of(lambda value: isinstance(value, str)), "TYPE_STRING", many=True)
+IDS = Kind("a list of token ids", _list_of(is_whole), "TYPE_INT32", many=True)
+# Triton's is the object's JSON.
+BIASES = Kind("an object of token ids and biases", lambda value: isinstance(value, (dict, str)), "TYPE_STRING")
+
+MAX_TEMPERATURE, MAX_REPETITION = 100.0, 100.0
+MAX_PENALTY = 2.0  # of frequency and presence, either way, as OpenAI's API has it
+
+SETTINGS: dict[str, Setting] = {
+    "max_tokens": Setting(WHOLE, names=_aliased("max_tokens")),  # an option that is required, so not told here
+    "temperature": Setting(
+        NUMBER,
+        "0: greedy. Default: 0, or 1 with --top-k, --top-p or --min-p.",
+        _aliased("temperature"),
+        0,
+        MAX_TEMPERATURE,
+    ),
+    "top_k": Setting(WHOLE, "Draw among so many best tokens. Default: all.", _aliased("top_k")),
+    "top_p": Setting(
+        NUMBER, "Draw among the best tokens that together have this chance. Default: 1.", _aliased("top_p"), 0, 1
+    ),
+    "min_p": Setting(
+        NUMBER,
+        "Draw among tokens with at least this share of the best one's chance. Default: 0.",
+        _aliased("min_p"),
+        0,
+        1,
+    ),
+    "seed": Setting(SEED, "The same seed, the same answer. Default: any.", _aliased("seed"), least=0),
+    "repetition_penalty": Setting(
+        NUMBER,
+        "Above 1: tokens of prompt and answer come less often. Default: 1.",
+        least=1 / MAX_REPETITION,
+        most=MAX_REPETITION,
+    ),
+    "frequency_penalty": Setting(
+        NUMBER,
+        "Taken from a token's logit each time the answer has it. Default: 0.",
+        _aliased("frequency_penalty"),
+        -MAX_PENALTY,
+        MAX_PENALTY,
+    ),
+    "presence_penalty": Setting(
+        NUMBER,
+        "Taken once from the logit of each token of the answer. Default: 0.",
+        _aliased("presence_penalty"),
+        -MAX_PENALTY,
+        MAX_PENALTY,
+    ),
+    "min_tokens": Setting(WHOLE, "No end token before so many tokens. Default: 0.", _aliased("min_tokens"), least=0),
+    "logprobs": Setting(
+        WHOLE, "Log-probabilities of each token and of so many best ones. Default: none.", _aliased("logprobs"), least=0
+    ),
+    "stop": Setting(
+        TEXTS, "Text that ends an answer; may be given several times.", ("stop_words", "sampling_param_stop")
+    ),
+    "ignore_eos": Setting(BOOL, "Go on past end tokens."),
+    "stop_token_ids": Setting(IDS),
+    "logit_bias": Setting(BIASES),
+    "bad_words": Setting(TEXTS),
+    "speculate": Setting(BOOL),
+}
