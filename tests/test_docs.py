@@ -81,7 +81,7 @@ def test_a_page_names_what_is_there(page):
     ("[a](docs/nothing.md) [b](README.md) [c](docs/convert.md#x) [d](https://example.com/e.md)", ["docs/nothing.md"]),
     ("`models/nothing` `models/` `plugins/NAME/__init__.py` `OUT/config.json`", ["models/nothing"]),
     ("`tests/plugins/test_*.py` `tests/plugins/untested_*.py`", ["tests/plugins/untested_*.py"]),
-    ("    python scripts/lost.py --json FILE  # other/lost.py", ["scripts/lost.py"]),
+    ("    python build/lost.py --json FILE  # other/lost.py", ["build/lost.py"]),
 ])  # fmt: skip
 def test_a_file_that_is_not_there_is_found(text, expected):
     assert list(missing_files(text, ROOT / "README.md")) == expected
