@@ -235,7 +235,7 @@ def validate(
     if (source is None) == (verifier is None):
         raise click.UsageError("give SOURCE, or --verifier in its place")
     target = required("--target", target)
-    from glmspec.build.validate.command import Outputs, validate_command, checked_options
+    from glmspec.build.validate.command import Outputs, checked_options, validate_command
 
     source = source or required("--verifier", verifier)
     validate_options, outputs = checked_options(stages, group_layers, cache), Outputs(json_file, junit)

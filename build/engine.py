@@ -59,7 +59,8 @@ def build_engines(
         check_plugins(deployment, steps)
         report = None
         if check:
-            report = validate(deployment, ValidateOptions.before_building(bundle=tensorrt is None), progress, steps=steps)
+            stages = ValidateOptions.before_building(bundle=tensorrt is None)
+            report = validate(deployment, stages, progress, steps=steps)
             refuse_failures(report)
         if tensorrt is None:
             prepare(deployment, report, folder, out, author, progress)

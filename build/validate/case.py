@@ -22,7 +22,7 @@ from glmspec.network.trt import Backend, backend
 class StageResult:
     """What a stage did (facts; numbers: the same for programs) and found."""
 
-    facts: tuple[str, ...]
+    facts: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     numbers: Mapping[str, int | float | str] = field(default_factory=dict)
 

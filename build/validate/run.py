@@ -48,17 +48,18 @@ class ValidateOptions:
         compiled where it costs, so for one everything is checked."""
         if bundle:
             return cls(NAMES, group_layers=8)
-        return cls(tuple(name for name in NAMES if name not in ("build", "twin", "kernels")))
+        return cls(tuple(stage.name for stage in STAGES if not stage.slow))
 
 
 @dataclass(frozen=True)
 class Stage:
-    """needs: stages without which this one cannot run."""
+    """needs: stages without which this one cannot run. slow: it compiles or computes, for longer than seconds."""
 
     name: str
     title: str
     check: Callable[[Case, ValidateOptions], StageResult]
     needs: tuple[str, ...] = ()
+    slow: bool = False
 
 
 def _config(case: Case, _: ValidateOptions) -> StageResult:
@@ -119,9 +120,9 @@ STAGES = (
     Stage("profiles", "every legal step fits a profile", coverage.check, ("layers",)),
     Stage("memory", "one GPU holds it", _memory, ("layers",)),
     Stage("limits", "TensorRT's limits", tensorrt_limits.check, ("layers", "memory")),
-    Stage("build", "ahead-of-time build", aot.check, ("layers", "memory")),
-    Stage("twin", "a scaled-down twin computes what transformers does", twin.check, ("config",)),
-    Stage("kernels", "plugin kernels compile", kernels.check, ("config",)),
+    Stage("build", "ahead-of-time build", aot.check, ("layers", "memory"), slow=True),
+    Stage("twin", "a scaled-down twin computes what transformers does", twin.check, ("config",), slow=True),
+    Stage("kernels", "plugin kernels compile", kernels.check, ("config",), slow=True),
 )
 NAMES = tuple(stage.name for stage in STAGES)
 
@@ -218,15 +219,15 @@ def _run(stage: Stage, case: Case, validate_options: ValidateOptions, before: li
     except MissingCapability as error:
         return Outcome(stage.name, stage.title, time.perf_counter() - start, why=str(error), missing=True)
     except GlmspecError as error:
-        checked = StageResult((), (fault_of(error),))
+        checked = StageResult(faults=(fault_of(error),))
     except (OSError, SafetensorError) as error:  # of the disk: a twin is written, in the temporary folder
         text = os_error_text(error) if isinstance(error, OSError) else str(error)
-        checked = StageResult((), (Fault(stage.title, text, ""),))
+        checked = StageResult(faults=(Fault(stage.title, text, ""),))
     except Exception as error:  # ours: the other stages, and the report, are worth having all the same
         text = f"{type(error).__name__}: {error}"
         where = traceback.extract_tb(error.__traceback__)[-1]
         why = f"glmspec failed in {Path(where.filename).name}:{where.lineno} ({text})."
-        checked = StageResult((), (Fault(stage.title, why, "This is a fault of glmspec: report it."),))
+        checked = StageResult(faults=(Fault(stage.title, why, "This is a fault of glmspec: report it."),))
     seconds = time.perf_counter() - start + opened
     return Outcome(stage.name, stage.title, seconds, checked.facts, checked.faults, dict(checked.numbers))
 
