@@ -72,14 +72,24 @@ class Report:
         """0: all passed. 1: a stage failed. 3: none did, and this machine lacks what a stage needs."""
         return 1 if not self.ok else 3 if any(outcome.missing for outcome in self.outcomes) else 0
 
+    @property
+    def seconds(self) -> float:
+        """What all stages took."""
+        return sum(outcome.seconds for outcome in self.outcomes)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many stages passed, failed and did not run, by status."""
+        statuses = [outcome.status for outcome in self.outcomes]
+        return {status: statuses.count(status) for status in (PASSED, FAILED, NOT_RUN)}
+
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists."""
         stages = [
             asdict(outcome) | {"status": outcome.status, "seconds": round(outcome.seconds, 2)}
             for outcome in self.outcomes
         ]
-        seconds = round(sum(outcome.seconds for outcome in self.outcomes), 2)
-        about = {"ok": self.ok, "seconds": seconds, "versions": self.versions, "subject": self.subject}
+        about = {"ok": self.ok, "seconds": round(self.seconds, 2), "versions": self.versions, "subject": self.subject}
         return about | {"stages": stages}
 
     def junit(self) -> bytes:
@@ -87,9 +97,9 @@ class Report:
         about = " ".join(str(self.subject[key]) for key in ("target", "tp", "weights") if key in self.subject)
         suite = ElementTree.Element("testsuite", name=f"glmspec validate {about}".strip(), errors="0")
         suite.set("tests", str(len(self.outcomes)))
-        suite.set("failures", str(sum(outcome.status == FAILED for outcome in self.outcomes)))
-        suite.set("skipped", str(sum(outcome.status == NOT_RUN for outcome in self.outcomes)))
-        suite.set("time", f"{sum(outcome.seconds for outcome in self.outcomes):.2f}")
+        suite.set("failures", str(self.counts[FAILED]))
+        suite.set("skipped", str(self.counts[NOT_RUN]))
+        suite.set("time", f"{self.seconds:.2f}")
         properties = ElementTree.SubElement(suite, "properties")
         for name, value in self.subject.items():
             ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
@@ -116,25 +126,17 @@ class Report:
             table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column == "stage")
         for outcome in self.outcomes:
             colour = {PASSED: "green", FAILED: "red", NOT_RUN: "yellow"}[outcome.status]
-            checked = (
-                outcome.why
-                or "\n".join(outcome.facts)
-                or (f"faults: {len(outcome.faults)}, below" if outcome.faults else outcome.title)
-            )
-            table.add_row(
-                outcome.stage, f"[{colour}]{outcome.status}[/{colour}]", f"{outcome.seconds:.1f}", escape(checked)
-            )
+            status, seconds = f"[{colour}]{outcome.status}[/{colour}]", f"{outcome.seconds:.1f}"
+            otherwise = f"faults: {len(outcome.faults)}, below" if outcome.faults else outcome.title
+            table.add_row(outcome.stage, status, seconds, escape(outcome.why or "\n".join(outcome.facts) or otherwise))
         console.print(table)
         for outcome in self.outcomes:
             for fault in outcome.faults[:_SHOWN]:
                 console.print(f"{outcome.stage}: {fault}", markup=False, highlight=False, soft_wrap=True)
             if len(outcome.faults) > _SHOWN:
                 console.print(f"{outcome.stage}: and {len(outcome.faults) - _SHOWN} more (see --json)")
-        count = {
-            status: sum(outcome.status == status for outcome in self.outcomes) for status in (PASSED, FAILED, NOT_RUN)
-        }
-        seconds = sum(outcome.seconds for outcome in self.outcomes)
-        console.print(", ".join(f"{n} {status}" for status, n in count.items() if n) + f", {seconds:.0f} s")
+        counts = [f"{count} {status}" for status, count in self.counts.items() if count]
+        console.print(", ".join(counts) + f", {self.seconds:.0f} s")
 
 
 def _xml(value: Any) -> str:

@@ -67,17 +67,18 @@ def _config(case: Case, _: ValidateOptions) -> StageResult:
     deployment, limits = case.deployment, case.deployment.limits
     config = deployment.verifier.verifier_config
     limits.index_topk(config.index_topk)
+    layers, experts = config.num_hidden_layers, config.mlp_layer_types.count("sparse")
+    indexers = config.indexer_types.count("full")
     numbers = {
-        "layers": config.num_hidden_layers,
-        "layers_of_experts": config.mlp_layer_types.count("sparse"),
-        "layers_with_an_indexer": config.indexer_types.count("full"),
+        "layers": layers,
+        "layers_of_experts": experts,
+        "layers_with_an_indexer": indexers,
         **{key: getattr(limits, key) for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")},
     }
     kinds = ", ".join(member.name for member in deployment.members if member.num_drafts) or "none"
     return StageResult(
         (
-            f"{config.num_hidden_layers} layers ({config.mlp_layer_types.count('sparse')} of experts, "
-            f"{config.indexer_types.count('full')} with an indexer), drafters: {kinds}",
+            f"{layers} layers ({experts} of experts, {indexers} with an indexer), drafters: {kinds}",
             f"weights {_kinds(deployment)}, compute {deployment.compute}; sequences of {limits.max_model_len:,} "
             f"tokens, {limits.max_num_seqs} at once, steps of {limits.max_num_batched_tokens:,} rows",
         ),

@@ -61,7 +61,8 @@ _SHORTHANDS = ("first_k_dense_replace", "index_topk_freq", "index_skip_topk_offs
 
 @dataclass(frozen=True)
 class _Twin:
-    """The shrunken model on disk, and what transformers computes: streams [layers + 1][N, D], logits [N, V]."""
+    """The shrunken model on disk, and what transformers computes in float32: streams [layers + 1][N, D], logits [N, V].
+    N tokens, D hidden size, V vocabulary."""
 
     folder: Path
     config: dict[str, Any]
