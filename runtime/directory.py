@@ -78,13 +78,13 @@ class EngineDirectory:
     def open(cls, folder: Path, kind: str = ENGINES) -> EngineDirectory:
         """kind: ENGINES, or BUNDLE for one without plans. Raises `EngineError` when it is none, or when a file it lists
         is gone or changed."""
-        found = kind_of(folder)
-        if found == BUNDLE and kind == ENGINES:
+        actual = kind_of(folder)
+        if actual == BUNDLE and kind == ENGINES:
             raise EngineError(
                 f"{folder}: a bundle, not an engine directory yet. Finish it on the machine that it is for: "
                 f"glmspec-build engine --from-bundle {folder} -o ENGINES"
             )
-        if found != kind:
+        if actual != kind:
             raise EngineError(f"{folder}: not {_HOW[kind]}")
         if kind == BUNDLE and "members" in read_json(folder / "config.json"):
             raise EngineError(f"{folder}: a bundle that an earlier version of glmspec prepared. {AGAIN[BUNDLE]}")
@@ -223,11 +223,11 @@ class EngineDirectory:
         if name == self.mtp:
             return name
         for key in ("name", "source"):
-            found = [drafter["name"] for drafter in self.drafters if drafter[key] == name]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                raise EngineError(f"{self.folder}: drafter {name!r}: fits {' and '.join(found)}; say which.")
+            names = [drafter["name"] for drafter in self.drafters if drafter[key] == name]
+            if len(names) == 1:
+                return names[0]
+            if names:
+                raise EngineError(f"{self.folder}: drafter {name!r}: fits {' and '.join(names)}; say which.")
         known = ", ".join(self.choices) or "none"
         raise EngineError(
             f"{self.folder}: drafter {name!r}: no such drafter in this engine directory. It has: {known}."
