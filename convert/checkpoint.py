@@ -23,9 +23,9 @@ from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.formats import NUMPY, Matrix, to_float32
 from glmspec.convert.plan import Weight
 from glmspec.core.errors import CheckpointError, EngineError
-from glmspec.core.fields import Fields
-from glmspec.core.files import CHECKPOINT
-from glmspec.core.sealed import SEAL, check_digest, check_files, check_shape, check_written, kind_of, open_sealed
+from glmspec.core.fields import Fields, read_json
+from glmspec.core.files import CHECKPOINT, produced
+from glmspec.core.sealed import SEAL, check_digest, check_files, check_sealed, check_shape, check_written, kind_of
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.kinds import Config, parse_config
 from glmspec.models.registry import checkpoint_specs
@@ -224,10 +224,19 @@ def is_converted(folder: Path) -> bool:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Open a converted checkpoint. Raises when a weights file is gone, when its record changed, and naming the first
     key of the record that is not as `convert` writes it."""
-    if not is_converted(folder):
+    checkpoint = open_converted(folder)
+    if checkpoint is None:
         raise CheckpointError(f"{folder}: not a converted checkpoint. Run: glmspec-build convert {folder} -o OUT")
+    return checkpoint
+
+
+def open_converted(folder: Path) -> Checkpoint | None:
+    """What `read_checkpoint` opens; None for a folder that `convert` did not write. Its config.json is read once."""
     path = folder / "config.json"
-    record = open_sealed(path, SHAPE, _AGAIN)
+    record = read_json(path)
+    if produced(record) != CHECKPOINT:
+        return None
+    check_sealed(record, path, SHAPE, _AGAIN)
     checkpoint = Checkpoint(folder, config_of(record, f"{path}: hf_config"), record)
     _check_record(checkpoint, Fields(record, str(path)))
     for part in checkpoint.files:
