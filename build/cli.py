@@ -235,13 +235,13 @@ def validate(
     if (source is None) == (verifier is None):
         raise click.UsageError("give SOURCE, or --verifier in its place")
     target = required("--target", target)
-    from glmspec.build.validate.command import Outputs, validate_command, wanted_of
+    from glmspec.build.validate.command import Outputs, validate_command, checked_options
 
     source = source or required("--verifier", verifier)
-    wanted, outputs = wanted_of(stages, group_layers, cache), Outputs(json_file, junit)
+    validate_options, outputs = checked_options(stages, group_layers, cache), Outputs(json_file, junit)
     options = build_options(sizes)
     code = validate_command(
-        source, drafters, TARGETS[target], options, wanted, outputs, progress(), config_only=config_only
+        source, drafters, TARGETS[target], options, validate_options, outputs, progress(), config_only=config_only
     )
     sys.exit(code)
 

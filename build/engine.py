@@ -16,7 +16,7 @@ from glmspec.build.member import MTP
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
 from glmspec.build.plugin_variants import check_plugins
 from glmspec.build.target import PROXY_PACKAGE, Target, compiler_for
-from glmspec.build.validate.run import Wanted, refuse_failures, validate
+from glmspec.build.validate.run import ValidateOptions, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.conversion import Conversion
 from glmspec.convert.terms import Terms
@@ -59,7 +59,7 @@ def build_engines(
         check_plugins(deployment, steps)
         report = None
         if check:
-            report = validate(deployment, Wanted.before_building(bundle=tensorrt is None), progress, steps=steps)
+            report = validate(deployment, ValidateOptions.before_building(bundle=tensorrt is None), progress, steps=steps)
             refuse_failures(report)
         if tensorrt is None:
             prepare(deployment, report, folder, out, author, progress)

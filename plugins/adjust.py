@@ -11,6 +11,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import Op
 
 
@@ -29,15 +30,13 @@ def reference(
     return made_RV
 
 
+@lowers("adjust")
 def native(logits_RV: Tensor, place_E2: Tensor, before_E: Tensor, factor_E: Tensor, after_E: Tensor) -> Tensor:
     """float32 [R, V]. place: int32 [E, 2], row and token, every pair once; before, factor (> 0), after: float32 [E]."""
-    inputs = [logits_RV, place_E2, before_E, factor_E, after_E]
-    with logits_RV.net.region("adjust", inputs, {}) as outputs:
-        logits_RV = ops.cast(logits_RV, "float32")
-        z_E = ops.gather_nd(logits_RV, place_E2) + before_E
-        z_E = ops.select(z_E > 0.0, z_E / factor_E, z_E * factor_E) + after_E
-        outputs.append(ops.scatter_nd(logits_RV, place_E2, z_E))
-    return outputs[0]
+    logits_RV = ops.cast(logits_RV, "float32")
+    z_E = ops.gather_nd(logits_RV, place_E2) + before_E
+    z_E = ops.select(z_E > 0.0, z_E / factor_E, z_E * factor_E) + after_E
+    return ops.scatter_nd(logits_RV, place_E2, z_E)
 
 
 OP = Op(

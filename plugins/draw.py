@@ -12,6 +12,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import Op
 
 
@@ -22,16 +23,15 @@ def reference(p_NV: torch.Tensor, u_N: torch.Tensor) -> torch.Tensor:
     return passed_NV.sum(-1).clamp_(max=p_NV.shape[1] - 1).to(torch.int32)
 
 
+@lowers("draw")
 def native(p_NV: Tensor, u_N: Tensor) -> Tensor:
     """Weights float32 [N, V] >= 0 and uniforms float32 [N] in [0, 1) -> int32 [N]. A row of zeros gives the last."""
     size = p_NV.shape[1]
-    with p_NV.net.region("draw", [p_NV, u_N], {}) as outputs:
-        sum_NV = ops.cumsum(p_NV, 1)
-        whole_N1 = ops.narrow(sum_NV, 1, size - 1, 1)
-        above_NV = sum_NV > whole_N1 * ops.reshape(u_N, (0, 1))
-        passed_NV = ops.cast(ops.unary(above_NV, "NOT"), "int32")
-        outputs.append(ops.minimum(ops.reduce(passed_NV, "SUM", 1, keep=False), size - 1))
-    return outputs[0]
+    sum_NV = ops.cumsum(p_NV, 1)
+    whole_N1 = ops.narrow(sum_NV, 1, size - 1, 1)
+    above_NV = sum_NV > whole_N1 * ops.reshape(u_N, (0, 1))
+    passed_NV = ops.cast(ops.unary(above_NV, "NOT"), "int32")
+    return ops.minimum(ops.reduce(passed_NV, "SUM", 1, keep=False), size - 1)
 
 
 OP = Op(

@@ -9,6 +9,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import Op
 
 
@@ -20,16 +21,14 @@ def reference(score_NV: torch.Tensor) -> torch.Tensor:
     return best_N2[:, 0] - best_N2[:, 1]
 
 
+@lowers("margin")
 def native(score_NV: Tensor) -> Tensor:
     """[N, V] -> float32 [N]: see `reference`."""
-    with score_NV.net.region("margin", [score_NV], {}) as outputs:
-        score_NV = ops.cast(score_NV, "float32")
-        if score_NV.shape[1] == 1:
-            outputs.append(ops.reshape(score_NV * 0.0, (-1,)))
-        else:
-            best_N2, _ = ops.topk(score_NV, 2, 1)
-            outputs.append(ops.reshape(ops.narrow(best_N2, 1, 0, 1) - ops.narrow(best_N2, 1, 1, 1), (-1,)))
-    return outputs[0]
+    score_NV = ops.cast(score_NV, "float32")
+    if score_NV.shape[1] == 1:
+        return ops.reshape(score_NV * 0.0, (-1,))
+    best_N2, _ = ops.topk(score_NV, 2, 1)
+    return ops.reshape(ops.narrow(best_N2, 1, 0, 1) - ops.narrow(best_N2, 1, 1, 1), (-1,))
 
 
 OP = Op(

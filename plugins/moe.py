@@ -15,6 +15,7 @@ from glmspec.core.errors import NetworkError
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import rounding
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import Op
 
 # How the reference computes the chosen experts: for a few (token, expert) pairs it copies their experts'
@@ -83,6 +84,7 @@ def _looped(x_ND, expert_NA, gate_up_EFD, down_EDF, gated) -> torch.Tensor:
     return out_NAD
 
 
+@lowers("moe")
 def native(
     x_ND: Tensor,
     expert_NA: Tensor,
@@ -98,10 +100,7 @@ def native(
     lower = {"composed": _composed, "layer": _layer}.get(net.config.moe)
     if lower is None:
         raise NetworkError(f"{net.name}: form of the experts: found {net.config.moe!r}, expected 'composed' or 'layer'")
-    inputs = [x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF] + ([] if middle_E is None else [middle_E])
-    with net.region("moe", inputs, {"middle": middle}) as outputs:
-        outputs.append(lower(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle))
-    return outputs[0]
+    return lower(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle)
 
 
 def _composed(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle) -> Tensor:

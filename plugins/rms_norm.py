@@ -9,6 +9,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import Op
 
 
@@ -19,14 +20,13 @@ def reference(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Ten
     return weight * torch.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype)
 
 
+@lowers("rms_norm")
 def native(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     """x [..., D], weight [D] -> [..., D] in x's dtype."""
-    with x.net.region("rms_norm", [x, weight_D], {"eps": eps}) as outputs:
-        wide = ops.cast(x, "float32")
-        mean = ops.reduce(wide * wide, "AVG", x.rank - 1)
-        normed = ops.cast(wide / ops.unary(mean + eps, "SQRT"), x.dtype)
-        outputs.append(normed * weight_D)
-    return outputs[0]
+    wide = ops.cast(x, "float32")
+    mean = ops.reduce(wide * wide, "AVG", x.rank - 1)
+    normed = ops.cast(wide / ops.unary(mean + eps, "SQRT"), x.dtype)
+    return normed * weight_D
 
 
 OP = Op(

@@ -21,6 +21,7 @@ from glmspec.network import ops
 from glmspec.network.formats import BLOCK, FP4_MAX, GROUP
 from glmspec.network.graph import Tensor
 from glmspec.plugins import quantize_blocks
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.quantize_blocks import to_e4m3
 from glmspec.plugins.spec import Op
 
@@ -63,10 +64,12 @@ def native(x: Tensor, scale: Tensor | None = None, *, format: str) -> Tensor:
     if scale is None:
         codes, step = quantize_blocks.native(x)
         return ops.dequantize(codes, step, x.dtype, (1,) * (x.rank - 1) + (BLOCK,))
-    with x.net.region("rounding", [x, scale], {"format": format}) as outputs:
-        if not outputs:
-            outputs.append({"fp8": _whole, "nvfp4": _groups}[format](x, scale))
-    return outputs[0]
+    return _scaled(x, scale, format=format)
+
+
+@lowers("rounding")
+def _scaled(x: Tensor, scale: Tensor, *, format: str) -> Tensor:
+    return {"fp8": _whole, "nvfp4": _groups}[format](x, scale)
 
 
 def _whole(x: Tensor, scale: Tensor) -> Tensor:

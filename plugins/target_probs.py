@@ -14,6 +14,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import argmax
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import Op
 
 MAX_TOP_K = 1024  # TensorRT's TopK takes 3840 at most; larger ones cost a sort
@@ -37,8 +38,8 @@ def reference(
     probs_RV[greedy_R, logits_RV[greedy_R].argmax(-1)] = 1.0
     if bool(greedy_R.all()):
         return probs_RV
-    heat_R1 = torch.where(greedy_R, 1.0, temperature_R).unsqueeze(1)
-    z_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / heat_R1
+    temperature_R1 = torch.where(greedy_R, 1.0, temperature_R).unsqueeze(1)
+    z_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)) / temperature_R1
     cutoff_R1 = min_p_R.log().unsqueeze(1)
     narrowed_R = (top_k_R > 0) | (top_p_R < 1)
     if bool(narrowed_R.any()):
@@ -56,24 +57,24 @@ def reference(
     return torch.where(greedy_R.unsqueeze(1), probs_RV, sampled_RV)
 
 
+@lowers("sampling_law")
 def native(logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor) -> Tensor:
     """Probabilities float32 [R, V]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R], at most `MAX_TOP_K`. 0
     is no top-k or min-p, 1 no top-p."""
-    inputs = [logits_RV, temperature_R, top_k_R, top_p_R, min_p_R]
-    with logits_RV.net.region("sampling_law", inputs, {}) as outputs:
-        logits_RV = ops.cast(logits_RV, "float32")
-        heat_R1, top_k_R1, top_p_R1, min_p_R1 = (ops.reshape(one, (0, 1)) for one in inputs[1:])
-        greedy_R1 = heat_R1.equals(0.0)
-        largest_R1 = ops.reduce(logits_RV, "MAX", 1)
-        z_RV = (logits_RV - largest_R1) / ops.select(greedy_R1, 1.0, heat_R1)
-        floor_R1 = ops.select(min_p_R1 > 0.0, ops.unary(ops.maximum(min_p_R1, _TINY), "LOG"), float("-inf"))
-        cutoff_R1 = ops.maximum(floor_R1, _kth(z_RV, top_k_R1))
-        weight_RV = _kept(z_RV, cutoff_R1)
-        weight_RV = _kept(z_RV, ops.maximum(cutoff_R1, _nucleus(z_RV, weight_RV, top_p_R1)))
-        sampled_RV = weight_RV / ops.reduce(weight_RV, "SUM", 1)
-        certain_RV = argmax.one_hot(argmax.native(logits_RV), logits_RV.shape[1])
-        outputs.append(ops.select(greedy_R1, certain_RV, sampled_RV))
-    return outputs[0]
+    logits_RV = ops.cast(logits_RV, "float32")
+    temperature_R1, top_k_R1, top_p_R1, min_p_R1 = (
+        ops.reshape(x_R, (0, 1)) for x_R in (temperature_R, top_k_R, top_p_R, min_p_R)
+    )
+    greedy_R1 = temperature_R1.equals(0.0)
+    largest_R1 = ops.reduce(logits_RV, "MAX", 1)
+    z_RV = (logits_RV - largest_R1) / ops.select(greedy_R1, 1.0, temperature_R1)
+    floor_R1 = ops.select(min_p_R1 > 0.0, ops.unary(ops.maximum(min_p_R1, _TINY), "LOG"), float("-inf"))
+    cutoff_R1 = ops.maximum(floor_R1, _kth(z_RV, top_k_R1))
+    weight_RV = _kept(z_RV, cutoff_R1)
+    weight_RV = _kept(z_RV, ops.maximum(cutoff_R1, _nucleus(z_RV, weight_RV, top_p_R1)))
+    sampled_RV = weight_RV / ops.reduce(weight_RV, "SUM", 1)
+    certain_RV = argmax.one_hot(argmax.native(logits_RV), logits_RV.shape[1])
+    return ops.select(greedy_R1, certain_RV, sampled_RV)
 
 
 def _kept(z_RV: Tensor, cutoff_R1: Tensor) -> Tensor:

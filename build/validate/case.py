@@ -19,7 +19,7 @@ from glmspec.network.trt import Backend, backend
 
 
 @dataclass(frozen=True)
-class Checked:
+class StageResult:
     """What a stage did (facts; numbers: the same for programs) and found."""
 
     facts: tuple[str, ...]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from glmspec.build.deployment import BuildOptions
 from glmspec.build.target import Target
-from glmspec.build.validate.run import NAMES, Wanted, validate_source
+from glmspec.build.validate.run import NAMES, ValidateOptions, validate_source
 from glmspec.core.errors import GlmspecError
 from glmspec.core.files import check_output, json_bytes, write_output
 from glmspec.core.progress import Progress
@@ -27,12 +27,12 @@ class Outputs:
     junit: Path | None
 
 
-def wanted_of(stages: tuple[str, ...], group_layers: int, cache: Path | None) -> Wanted:
+def checked_options(stages: tuple[str, ...], group_layers: int, cache: Path | None) -> ValidateOptions:
     """What the user asked to run. group_layers: 0 for all layers at once."""
     unknown = [name for name in stages if name not in NAMES]
     if unknown:
         raise click.UsageError(f"--stage {unknown[0]!r}: expected one of {', '.join(NAMES)}")
-    return Wanted(tuple(name for name in NAMES if not stages or name in stages), group_layers or None, cache)
+    return ValidateOptions(tuple(name for name in NAMES if not stages or name in stages), group_layers or None, cache)
 
 
 def validate_command(
@@ -40,7 +40,7 @@ def validate_command(
     drafters: tuple[Path, ...],
     target: Target,
     options: BuildOptions,
-    wanted: Wanted,
+    validate_options: ValidateOptions,
     outputs: Outputs,
     progress: Progress,
     *,
@@ -50,9 +50,11 @@ def validate_command(
     for option, path in (("--json", outputs.json), ("--junit", outputs.junit)):
         if path not in (None, STDOUT):
             check_output(path, option)
-    if wanted.cache and not _usable(wanted.cache):
-        raise GlmspecError(f"--cache {wanted.cache}: not a folder that can be made and written. Choose another.")
-    report = validate_source(source, drafters, target, options, wanted, progress, config_only=config_only)
+    if validate_options.cache and not _usable(validate_options.cache):
+        raise GlmspecError(
+            f"--cache {validate_options.cache}: not a folder that can be made and written. Choose another."
+        )
+    report = validate_source(source, drafters, target, options, validate_options, progress, config_only=config_only)
     if outputs.json == STDOUT:
         click.echo(json_bytes(report.to_json()), nl=False)
     else:

@@ -10,13 +10,15 @@ import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from glmspec.build.deployment import Deployment
 from glmspec.build.member import Member
 from glmspec.build.plan import build_plan
 from glmspec.build.target import PROXY_CAPABILITY, PROXY_PACKAGE
-from glmspec.build.validate.case import Case, Checked
-from glmspec.build.validate.known import Known
+from glmspec.build.validate.case import Case, StageResult
+from glmspec.build.validate.compile_cache import CompileCache
 from glmspec.build.validate.report import Fault
 from glmspec.core.errors import NetworkError
 from glmspec.models.layer_group import LayerGroup
@@ -38,46 +40,42 @@ class Unit:
     layers: range | None
 
 
-def check(case: Case, wanted) -> Checked:
+def check(case: Case, options) -> StageResult:
     """Compile every unit."""
     proxy = backend(PROXY_PACKAGE)
-    cache = Known(wanted.cache)
-    faults, built, kept = [], 0, 0
-    sizes, layers = 0, 0
+    cache, faults, plan_bytes, layers = CompileCache(options.cache), [], 0, 0
     start = time.perf_counter()
-    for unit in units(case.planned, wanted.group_layers):
+    for unit in units(case.planned, options.group_layers):
         case.tick(f"compiling {unit.name}")
         net = author(case.planned, unit, proxy)
-        digest = _digest(read(net.definition, proxy).content_hash(), proxy)
+        content_hash = read(net.definition, proxy).content_hash()
         layers += net.definition.num_layers
-        found = cache.find(digest, _RECORD)
-        if found is None:
-            try:
-                plan = build_plan(net, {}, PROXY_CAPABILITY).plan
-            except NetworkError as error:
-                faults.append(Fault(unit.name, str(error), _ADVICE))
-                continue
-            found = {"unit": unit.name, "plan_bytes": len(plan), "sha256": hashlib.sha256(plan).hexdigest()}
-            cache.keep(digest, found)
-            built += 1
-        else:
-            kept += 1
-        sizes += found["plan_bytes"]
+        identity = f"{content_hash} {proxy.package} {proxy.version} {PROXY_CAPABILITY}"
+        try:
+            plan_bytes += cache.record(identity, _RECORD, partial(_compile, unit, net))["plan_bytes"]
+        except NetworkError as error:
+            faults.append(Fault(unit.name, str(error), _ADVICE))
     seconds = time.perf_counter() - start
     facts = (
-        f"{PROXY_PACKAGE} {proxy.version} for {PROXY_CAPABILITY}: networks built {built}, known to build {kept}, "
-        f"in {seconds:.0f} s",
-        f"{layers:,} layers, plans of {sizes / 1e6:.0f} MB, " + _shown(bucket(case.planned, case.planned.verifier)),
+        f"{PROXY_PACKAGE} {proxy.version} for {PROXY_CAPABILITY}: networks built {cache.num_compiled}, "
+        f"known to build {cache.num_known}, in {seconds:.0f} s",
+        f"{layers:,} layers, plans of {plan_bytes / 1e6:.0f} MB, "
+        + _shown(bucket(case.planned, case.planned.verifier)),
     )
     numbers = {
         "tensorrt_rtx": proxy.version,
-        "networks_built": built,
-        "networks_known": kept,
+        "networks_built": cache.num_compiled,
+        "networks_known": cache.num_known,
         "layers": layers,
-        "plan_bytes": sizes,
+        "plan_bytes": plan_bytes,
         "seconds": round(seconds, 2),
     }
-    return Checked(facts, tuple(faults), numbers)
+    return StageResult(facts, tuple(faults), numbers)
+
+
+def _compile(unit: Unit, net: Network) -> dict[str, Any]:
+    plan = build_plan(net, {}, PROXY_CAPABILITY).plan
+    return {"unit": unit.name, "plan_bytes": len(plan), "sha256": hashlib.sha256(plan).hexdigest()}
 
 
 def units(deployment: Deployment, group_layers: int | None) -> Iterator[Unit]:
@@ -119,8 +117,3 @@ def bucket(deployment: Deployment, member: Member) -> dict[str, int]:
 
 def _shown(sizes: dict[str, int]) -> str:
     return "one bucket: " + ", ".join(f"{symbol} {size:,}" for symbol, size in sizes.items())
-
-
-def _digest(network: str, proxy: Backend) -> str:
-    text = f"{network} {proxy.package} {proxy.version} {PROXY_CAPABILITY}"
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from glmspec.build.member import MTP, Member
-from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.case import Case, StageResult
 from glmspec.build.validate.report import Fault
 from glmspec.network.contract import Contract
 from glmspec.network.limits import EngineLimits, Ranges
@@ -23,7 +23,7 @@ from glmspec.runtime.pages import Span
 _ADVICE = "The profile would refuse this step at run time: report it, with the limits shown."
 
 
-def check(case: Case, _) -> Checked:
+def check(case: Case, _) -> StageResult:
     """Pack the steps and look where they fit."""
     facts, faults, count = [], [], 0
     limits = case.deployment.limits
@@ -35,7 +35,7 @@ def check(case: Case, _) -> Checked:
         count += len(steps)
         faults += profile_faults(member, profiles, steps, contract, k, limits.page_size)
         facts.append(f"{member.name}: {len(steps)} extreme steps, {' and '.join(profiles)}")
-    return Checked(tuple(facts), tuple(faults), {"steps": count})
+    return StageResult(tuple(facts), tuple(faults), {"steps": count})
 
 
 def _steps(member: Member, limits: EngineLimits, k: int) -> Iterator[tuple[str, Tensors]]:
@@ -72,15 +72,15 @@ def profile_faults(
 
 def _outside(ranges: Ranges, inputs: Tensors, contract: Contract) -> list[str]:
     """The sizes of a step that a profile does not allow."""
-    found = []
+    outside = []
     for spec in contract.inputs:
         if spec.name not in inputs:
             continue
         for symbol, size in zip(spec.dims, inputs[spec.name].shape, strict=True):
             least, most = (symbol, symbol) if isinstance(symbol, int) else ranges[symbol][::2]
             if not least <= size <= most:
-                found.append(f"{spec.name}: {symbol} is {size}, allowed {least} to {most}")
-    return found
+                outside.append(f"{spec.name}: {symbol} is {size}, allowed {least} to {most}")
+    return outside
 
 
 def verifier_steps(limits: EngineLimits, k: int) -> Iterator[tuple[str, Tensors]]:

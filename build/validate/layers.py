@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.case import Case, StageResult
 from glmspec.build.validate.report import Fault
 from glmspec.core.dtypes import FP4, FP8
 from glmspec.network.contract import CACHE, Contract
@@ -22,7 +22,7 @@ _DTYPES = ("float32", "bfloat16", "int32", "int64", "bool", *_QUANTIZED)
 _FLOAT32 = {"SOFTMAX": "probabilities", "TOPK": "scores", "REDUCE AVG": "a mean of squares"}
 
 
-def check(case: Case, _) -> Checked:
+def check(case: Case, _) -> StageResult:
     """Author every network; TensorRT's complaints come as `NetworkError` and name the layer."""
     facts, faults, layers = [], [], 0
     for member, profile, authored in case.networks():
@@ -30,7 +30,7 @@ def check(case: Case, _) -> Checked:
         graph, label = authored.graph, f"{member.name}, {profile}"
         faults += layer_faults(graph, authored.contract)
         facts.append(f"{label}: {len(graph.nodes):,} layers authored in {authored.seconds:.1f} s")
-    return Checked(tuple(facts), tuple(faults), {"networks": len(facts), "layers": layers})
+    return StageResult(tuple(facts), tuple(faults), {"networks": len(facts), "layers": layers})
 
 
 def layer_faults(graph: Graph, contract: Contract) -> Iterator[Fault]:

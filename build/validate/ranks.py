@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from glmspec.build.member import Member
-from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.case import Case, StageResult
 from glmspec.build.validate.report import Fault
 from glmspec.models.layers.basic import EXPERT_START, VOCABULARY_START
 from glmspec.network.limits import CONTEXT
@@ -26,29 +26,29 @@ _LINEAR = ("CAST", "SHUFFLE", "SLICE", "IDENTITY")  # layers that a sum over ran
 _ADVICE = "A collective is missing or misplaced in the network's definition: report it."
 
 
-def check(case: Case, _) -> Checked:
+def check(case: Case, _) -> StageResult:
     """Follow divided values through the verifier; count collectives."""
     mapping, weights = case.deployment.mapping, case.deployment.verifier.weights
     if mapping.tp == 1:
-        return Checked(("one rank: no collectives",), tuple(_collectives_of_one(case)), {"tp": 1})
+        return StageResult(("one rank: no collectives",), tuple(_collectives_of_one(case)), {"tp": 1})
     facts, faults, numbers = [], [], {"tp": mapping.tp, "ep": mapping.ep, "all_reduces": 0, "all_gathers": 0}
     for member, profile, authored in case.networks():
         if member.weights is not weights or member.accepts:  # a drafter is whole on every rank
             continue
         parts = divided_inputs(member, case, mapping)
         faults += rank_faults(authored.graph, parts)
-        found = [node for node in authored.graph.nodes if node.kind == "DIST_COLLECTIVE"]
-        sums = sum(node.attributes["op"] == "ALL_REDUCE" for node in found)
+        collectives = [node for node in authored.graph.nodes if node.kind == "DIST_COLLECTIVE"]
+        sums = sum(node.attributes["op"] == "ALL_REDUCE" for node in collectives)
         numbers["all_reduces"] += sums
-        numbers["all_gathers"] += len(found) - sums
+        numbers["all_gathers"] += len(collectives) - sums
         facts.append(
             f"{member.name}, {profile}: {len(parts):,} inputs are divided among {mapping.tp} ranks (ep {mapping.ep}); "
-            f"all-reduces {sums}, all-gathers {len(found) - sums}"
+            f"all-reduces {sums}, all-gathers {len(collectives) - sums}"
         )
-        for node in found:
+        for node in collectives:
             if node.attributes["ranks"] != mapping.tp:
                 faults.append(Fault(node.name, f"is for {node.attributes['ranks']} ranks, not {mapping.tp}.", _ADVICE))
-    return Checked(tuple(facts), tuple(faults), numbers)
+    return StageResult(tuple(facts), tuple(faults), numbers)
 
 
 def divided_inputs(member: Member, case: Case, mapping: Mapping) -> dict[str, str]:
@@ -66,25 +66,25 @@ def divided_inputs(member: Member, case: Case, mapping: Mapping) -> dict[str, st
 
 def rank_faults(graph: Graph, parts: dict[str, str]) -> Iterator[Fault]:
     """Where a divided value is used as if it were whole, or a term as if it were a part."""
-    found = {value.name: _Divided(parts[value.name], value.name) for value in graph.inputs if value.name in parts}
+    states = {value.name: _Divided(parts[value.name], value.name) for value in graph.inputs if value.name in parts}
     ops = {node.region["region"]: node.region["op"] for node in graph.nodes if node.region and "op" in node.region}
     for node in graph.nodes:
         inputs = [value for value in node.inputs if value is not None]
-        divided = [found[value.name] for value in inputs if value.name in found]
+        divided = [states[value.name] for value in inputs if value.name in states]
         if node.kind == "DIST_COLLECTIVE":
             yield from _collective_faults(node, divided)
         elif divided and node.kind != "SHAPE":  # every rank has the same shapes
             experts = node.region is not None and ops[node.region["region"]] == "moe"
-            if wrong := None if experts else _misused(node, len(inputs), divided, found):
+            if wrong := None if experts else _misused(node, len(inputs), divided, states):
                 yield wrong
                 continue
-            lookup = node.kind == "SELECT" and node.operands[0].name in found  # zero where another rank has the row
-            made = _state(node, divided, experts or (lookup and node.output.dtype in _FLOATS))
-            found.update({value.name: made for value in node.outputs})
+            lookup = node.kind == "SELECT" and node.operands[0].name in states  # zero where another rank has the row
+            state = _state(node, divided, experts or (lookup and node.output.dtype in _FLOATS))
+            states.update({value.name: state for value in node.outputs})
     for value in graph.outputs:
-        if value.name in found:
+        if value.name in states:
             why = f"its result differs between ranks and is the output {value.name}."
-            yield Fault(found[value.name].source, why, _ADVICE)
+            yield Fault(states[value.name].source, why, _ADVICE)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _state(node: Node, divided: list[_Divided], term: bool) -> _Divided:
     """What a layer makes of divided inputs. term: known to be one (a mixture of experts, of which ranks have different
     ones or different columns of each; a lookup)."""
     source = node.name if node.kind == "MATRIX_MULTIPLY" else divided[-1].source
-    states = {one.state for one in divided}
+    states = {value.state for value in divided}
     product = node.kind == "MATRIX_MULTIPLY" and COLUMNS in states
     if term or product or TERM in states:
         return _Divided(TERM, source)
@@ -108,7 +108,7 @@ def _state(node: Node, divided: list[_Divided], term: bool) -> _Divided:
 
 def _misused(node: Node, inputs: int, divided: list[_Divided], names: Collection[str]) -> Fault | None:
     """The fault of using these where they must be whole, or of bending a term. names: all that is divided."""
-    source, states = divided[0].source, [one.state for one in divided]
+    source, states = divided[0].source, [value.state for value in divided]
     if node.kind == "KV_CACHE_UPDATE":
         return Fault(node.name, f"a cache would differ between ranks, since {source}.", _ADVICE)
     sums = node.kind == "ELEMENTWISE" and node.attributes["op"] in ("SUM", "SUB") and node.output.dtype in _FLOATS

@@ -74,8 +74,11 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists."""
-        stages = [asdict(one) | {"status": one.status, "seconds": round(one.seconds, 2)} for one in self.outcomes]
-        seconds = round(sum(one.seconds for one in self.outcomes), 2)
+        stages = [
+            asdict(outcome) | {"status": outcome.status, "seconds": round(outcome.seconds, 2)}
+            for outcome in self.outcomes
+        ]
+        seconds = round(sum(outcome.seconds for outcome in self.outcomes), 2)
         about = {"ok": self.ok, "seconds": seconds, "versions": self.versions, "subject": self.subject}
         return about | {"stages": stages}
 
@@ -84,23 +87,23 @@ class Report:
         about = " ".join(str(self.subject[key]) for key in ("target", "tp", "weights") if key in self.subject)
         suite = ElementTree.Element("testsuite", name=f"glmspec validate {about}".strip(), errors="0")
         suite.set("tests", str(len(self.outcomes)))
-        suite.set("failures", str(sum(one.status == FAILED for one in self.outcomes)))
-        suite.set("skipped", str(sum(one.status == NOT_RUN for one in self.outcomes)))
-        suite.set("time", f"{sum(one.seconds for one in self.outcomes):.2f}")
+        suite.set("failures", str(sum(outcome.status == FAILED for outcome in self.outcomes)))
+        suite.set("skipped", str(sum(outcome.status == NOT_RUN for outcome in self.outcomes)))
+        suite.set("time", f"{sum(outcome.seconds for outcome in self.outcomes):.2f}")
         properties = ElementTree.SubElement(suite, "properties")
         for name, value in self.subject.items():
             ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
-        for one in self.outcomes:
-            case = ElementTree.SubElement(suite, "testcase", classname="glmspec.validate", name=one.stage)
-            case.set("time", f"{one.seconds:.2f}")
-            if one.why:
-                ElementTree.SubElement(case, "skipped", message=_xml(one.why))
-            if one.faults:
-                first = _xml(one.faults[0]).splitlines()[0]
+        for outcome in self.outcomes:
+            case = ElementTree.SubElement(suite, "testcase", classname="glmspec.validate", name=outcome.stage)
+            case.set("time", f"{outcome.seconds:.2f}")
+            if outcome.why:
+                ElementTree.SubElement(case, "skipped", message=_xml(outcome.why))
+            if outcome.faults:
+                first = _xml(outcome.faults[0]).splitlines()[0]
                 failure = ElementTree.SubElement(case, "failure", type="fault", message=first)
-                failure.text = _xml("\n".join(map(str, one.faults)))
-            if one.facts:
-                ElementTree.SubElement(case, "system-out").text = _xml("\n".join(one.facts))
+                failure.text = _xml("\n".join(map(str, outcome.faults)))
+            if outcome.facts:
+                ElementTree.SubElement(case, "system-out").text = _xml("\n".join(outcome.facts))
         ElementTree.indent(suite)
         return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True) + b"\n"
 
@@ -111,18 +114,26 @@ class Report:
         for column in ("stage", "result", "seconds", "checked"):
             right = column == "seconds"
             table.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=column == "stage")
-        for one in self.outcomes:
-            colour = {PASSED: "green", FAILED: "red", NOT_RUN: "yellow"}[one.status]
-            told = one.why or "\n".join(one.facts) or (f"faults: {len(one.faults)}, below" if one.faults else one.title)
-            table.add_row(one.stage, f"[{colour}]{one.status}[/{colour}]", f"{one.seconds:.1f}", escape(told))
+        for outcome in self.outcomes:
+            colour = {PASSED: "green", FAILED: "red", NOT_RUN: "yellow"}[outcome.status]
+            checked = (
+                outcome.why
+                or "\n".join(outcome.facts)
+                or (f"faults: {len(outcome.faults)}, below" if outcome.faults else outcome.title)
+            )
+            table.add_row(
+                outcome.stage, f"[{colour}]{outcome.status}[/{colour}]", f"{outcome.seconds:.1f}", escape(checked)
+            )
         console.print(table)
-        for one in self.outcomes:
-            for fault in one.faults[:_SHOWN]:
-                console.print(f"{one.stage}: {fault}", markup=False, highlight=False, soft_wrap=True)
-            if len(one.faults) > _SHOWN:
-                console.print(f"{one.stage}: and {len(one.faults) - _SHOWN} more (see --json)")
-        count = {status: sum(one.status == status for one in self.outcomes) for status in (PASSED, FAILED, NOT_RUN)}
-        seconds = sum(one.seconds for one in self.outcomes)
+        for outcome in self.outcomes:
+            for fault in outcome.faults[:_SHOWN]:
+                console.print(f"{outcome.stage}: {fault}", markup=False, highlight=False, soft_wrap=True)
+            if len(outcome.faults) > _SHOWN:
+                console.print(f"{outcome.stage}: and {len(outcome.faults) - _SHOWN} more (see --json)")
+        count = {
+            status: sum(outcome.status == status for outcome in self.outcomes) for status in (PASSED, FAILED, NOT_RUN)
+        }
+        seconds = sum(outcome.seconds for outcome in self.outcomes)
         console.print(", ".join(f"{n} {status}" for status, n in count.items() if n) + f", {seconds:.0f} s")
 
 

@@ -24,7 +24,7 @@ from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
 from glmspec.build.target import Target
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
-from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.case import Case, StageResult
 from glmspec.build.validate.report import Fault, Outcome, Report, fault_of
 from glmspec.core.errors import CheckpointError, GlmspecError, MissingCapability, os_error_text
 from glmspec.core.progress import Progress
@@ -34,7 +34,7 @@ from glmspec.network.reader import Graph
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ValidateOptions:
     """What to run. stages: by name, in order. group_layers: layers of the verifier compiled at a time, None for all.
     cache: folder that remembers what compiled."""
 
@@ -43,7 +43,7 @@ class Wanted:
     cache: Path | None = None
 
     @classmethod
-    def before_building(cls, *, bundle: bool) -> Wanted:
+    def before_building(cls, *, bundle: bool) -> ValidateOptions:
         """What `engine` checks first: all that is about this checkpoint and these limits, in seconds. A bundle is
         compiled where it costs, so for one everything is checked."""
         if bundle:
@@ -57,11 +57,11 @@ class Stage:
 
     name: str
     title: str
-    check: Callable[[Case, Wanted], Checked]
+    check: Callable[[Case, ValidateOptions], StageResult]
     needs: tuple[str, ...] = ()
 
 
-def _config(case: Case, _: Wanted) -> Checked:
+def _config(case: Case, _: ValidateOptions) -> StageResult:
     """That the deployment opened says that its configs agree; here is what they add up to."""
     deployment, limits = case.deployment, case.deployment.limits
     config = deployment.verifier.verifier_config
@@ -73,7 +73,7 @@ def _config(case: Case, _: Wanted) -> Checked:
         **{key: getattr(limits, key) for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")},
     }
     kinds = ", ".join(member.name for member in deployment.members if member.num_drafts) or "none"
-    return Checked(
+    return StageResult(
         (
             f"{config.num_hidden_layers} layers ({config.mlp_layer_types.count('sparse')} of experts, "
             f"{config.indexer_types.count('full')} with an indexer), drafters: {kinds}",
@@ -84,14 +84,16 @@ def _config(case: Case, _: Wanted) -> Checked:
     )
 
 
-def _memory(case: Case, _: Wanted) -> Checked:
+def _memory(case: Case, _: ValidateOptions) -> StageResult:
     """The plan, or `ConfigError` with the numbers when not one sequence fits."""
     plan, limits, target = case.memory, case.deployment.limits, case.deployment.target
     if plan.available is None:
         ranks = case.deployment.mapping.tp
         held = f"weights {size_text(plan.weights)} a rank, {ranks} in one process"
-        return Checked((f"{target.name}: {held}; its memory is not checked",), numbers={"weight_bytes": plan.weights})
-    return Checked(
+        return StageResult(
+            (f"{target.name}: {held}; its memory is not checked",), numbers={"weight_bytes": plan.weights}
+        )
+    return StageResult(
         (
             f"{target.name}, {size_text(plan.available)} usable: weights {size_text(plan.weights)}, a step's tensors "
             f"at most {size_text(plan.step)}, caches {size_text(plan.caches)}",
@@ -129,7 +131,7 @@ def validate_source(
     drafters: tuple[Path, ...],
     target: Target,
     options: BuildOptions,
-    wanted: Wanted,
+    validate_options: ValidateOptions,
     progress: Progress,
     *,
     config_only: bool,
@@ -141,13 +143,13 @@ def validate_source(
     try:
         deployment = open_deployment(verifier, drafters, target, options, config_only=config_only)
     except GlmspecError as error:
-        return _unopened(subject, error, wanted, time.perf_counter() - start)
-    return validate(deployment, wanted, progress, opened=time.perf_counter() - start)
+        return _unopened(subject, error, validate_options, time.perf_counter() - start)
+    return validate(deployment, validate_options, progress, opened=time.perf_counter() - start)
 
 
 def validate(
     deployment: Deployment,
-    wanted: Wanted,
+    validate_options: ValidateOptions,
     progress: Progress,
     opened: float = 0.0,
     steps: list[Graph] | None = None,
@@ -155,11 +157,11 @@ def validate(
     """Run the stages on a deployment. opened: seconds that opening it took, counted to the first stage. steps: the
     greatest steps, if they are there (see `Case`)."""
     outcomes: list[Outcome] = []
-    stages = [stage for stage in STAGES if stage.name in wanted.stages]
+    stages = [stage for stage in STAGES if stage.name in validate_options.stages]
     with _uncollected(), progress.steps("Validating", len(stages)) as advance:
         case = Case(deployment, progress.doing, steps)
         for stage in stages:
-            outcomes.append(_run(stage, case, wanted, outcomes, opened if stage is stages[0] else 0.0))
+            outcomes.append(_run(stage, case, validate_options, outcomes, opened if stage is stages[0] else 0.0))
             advance(stage.name)
     return Report(_subject(deployment), tuple(outcomes), versions())
 
@@ -200,43 +202,43 @@ def _uncollected() -> Iterator[None]:
 
 def refuse_failures(report: Report) -> None:
     """Raise `GlmspecError` with the first faults of a report that has some."""
-    faults = [f"{one.stage}: {fault}" for one in report.outcomes for fault in one.faults]
+    faults = [f"{outcome.stage}: {fault}" for outcome in report.outcomes for fault in outcome.faults]
     if faults:
         more = f"\n(and {len(faults) - 5} more)" if len(faults) > 5 else ""
         raise GlmspecError("\n".join(faults[:5]) + more)
 
 
-def _run(stage: Stage, case: Case, wanted: Wanted, before: list[Outcome], opened: float) -> Outcome:
-    broken = [one.stage for one in before if one.stage in stage.needs and one.status != "passed"]
+def _run(stage: Stage, case: Case, validate_options: ValidateOptions, before: list[Outcome], opened: float) -> Outcome:
+    broken = [outcome.stage for outcome in before if outcome.stage in stage.needs and outcome.status != "passed"]
     if broken:
         return Outcome(stage.name, stage.title, why=f"needs {', '.join(broken)}")
     start = time.perf_counter()
     try:
-        checked = stage.check(case, wanted)
+        checked = stage.check(case, validate_options)
     except MissingCapability as error:
         return Outcome(stage.name, stage.title, time.perf_counter() - start, why=str(error), missing=True)
     except GlmspecError as error:
-        checked = Checked((), (fault_of(error),))
+        checked = StageResult((), (fault_of(error),))
     except (OSError, SafetensorError) as error:  # of the disk: a twin is written, in the temporary folder
-        told = os_error_text(error) if isinstance(error, OSError) else str(error)
-        checked = Checked((), (Fault(stage.title, told, ""),))
+        text = os_error_text(error) if isinstance(error, OSError) else str(error)
+        checked = StageResult((), (Fault(stage.title, text, ""),))
     except Exception as error:  # ours: the other stages, and the report, are worth having all the same
-        told = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         where = traceback.extract_tb(error.__traceback__)[-1]
-        why = f"glmspec failed in {Path(where.filename).name}:{where.lineno} ({told})."
-        checked = Checked((), (Fault(stage.title, why, "This is a fault of glmspec: report it."),))
+        why = f"glmspec failed in {Path(where.filename).name}:{where.lineno} ({text})."
+        checked = StageResult((), (Fault(stage.title, why, "This is a fault of glmspec: report it."),))
     seconds = time.perf_counter() - start + opened
     return Outcome(stage.name, stage.title, seconds, checked.facts, checked.faults, dict(checked.numbers))
 
 
-def _unopened(subject: dict, error: GlmspecError, wanted: Wanted, seconds: float) -> Report:
+def _unopened(subject: dict, error: GlmspecError, validate_options: ValidateOptions, seconds: float) -> Report:
     """A report of a checkpoint that could not be opened: a tensor's fault is the stage "weights"'s."""
     blamed = "weights" if isinstance(error, CheckpointError) else "config"
     outcomes = []
     for stage in STAGES:
         if stage.name == blamed:
             outcomes.append(Outcome(stage.name, stage.title, seconds, faults=(fault_of(error),)))
-        elif stage.name in wanted.stages:
+        elif stage.name in validate_options.stages:
             why = "" if stage.name == "config" else f"needs {blamed}"  # configs are read before tensors
             outcomes.append(Outcome(stage.name, stage.title, why=why))
     return Report(subject, tuple(outcomes), versions())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.case import Case, StageResult
 from glmspec.build.validate.report import Fault
 from glmspec.core.dtypes import FP4
 from glmspec.network.contract import CACHE, TABLE, WEIGHT
@@ -22,7 +22,7 @@ from glmspec.network.trt_limits import (
 )
 
 
-def check(case: Case, _) -> Checked:
+def check(case: Case, _) -> StageResult:
     """The networks as authored, and the greatest step's volumes."""
     faults: list[Fault] = []
     capability = case.deployment.target.compute_capability
@@ -36,10 +36,10 @@ def check(case: Case, _) -> Checked:
         faults += volume_faults(volumes, case.deployment.limits)
         largest = max(largest, *(math.prod(value.shape) for _, value in volumes))
     facts = [f"TopK up to {MAX_TOPK}, tensors up to {MAX_ELEMENTS:,} elements (largest found {largest:,})"]
-    if capability and (slow := [one for one in case.deployment.kinds if one not in NATIVE_PRODUCTS[capability]]):
+    if capability and (slow := [kind for kind in case.deployment.kinds if kind not in NATIVE_PRODUCTS[capability]]):
         facts.append(f"{capability} has no product in {', '.join(slow)}: it is dequantized first")
     numbers = {"most_topk": MAX_TOPK, "most_elements": MAX_ELEMENTS, "largest_elements": largest}
-    return Checked(tuple(facts), tuple(faults), numbers)
+    return StageResult(tuple(facts), tuple(faults), numbers)
 
 
 def layer_faults(graph: Graph, capability: str | None) -> Iterator[Fault]:
@@ -70,14 +70,14 @@ def step_volumes(graph: Graph, bound: set[str]) -> list[tuple[str, Value]]:
     """The tensors of a step, each with the layer that makes it. bound: inputs that are no tensors of a step; a cache
     that was updated, or seen as rows, is none either."""
     caches: set[str] = set()
-    found = [(value.name, value) for value in graph.inputs if value.name not in bound]
+    volumes = [(value.name, value) for value in graph.inputs if value.name not in bound]
     for node in graph.nodes:
         view = node.kind == "SHUFFLE" and node.operands[0].name in caches
         if view or node.kind == "KV_CACHE_UPDATE":
             caches |= {value.name for value in node.outputs}
         else:
-            found += [(node.name, value) for value in node.outputs]
-    return found
+            volumes += [(node.name, value) for value in node.outputs]
+    return volumes
 
 
 def volume_faults(volumes: list[tuple[str, Value]], limits: EngineLimits) -> Iterator[Fault]:
@@ -85,8 +85,8 @@ def volume_faults(volumes: list[tuple[str, Value]], limits: EngineLimits) -> Ite
     for name, value in volumes:
         volume = math.prod(value.shape)
         if volume > MAX_ELEMENTS:
-            found = f"{volume:,} elements {list(value.shape)} in the greatest step, expected at most {MAX_ELEMENTS:,}."
-            yield Fault(name, found, _legal(value.shape[0], volume, limits))
+            why = f"{volume:,} elements {list(value.shape)} in the greatest step, expected at most {MAX_ELEMENTS:,}."
+            yield Fault(name, why, _legal(value.shape[0], volume, limits))
 
 
 def _legal(rows: int, volume: int, limits: EngineLimits) -> str:

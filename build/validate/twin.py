@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from glmspec.build.deployment import Deployment
-from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.case import Case, StageResult
 from glmspec.build.validate.report import Fault
 from glmspec.convert.calibration import Activations
 from glmspec.convert.checkpoint import Checkpoint
@@ -70,7 +70,7 @@ class _Twin:
     logits: torch.Tensor
 
 
-def check(case: Case, _) -> Checked:
+def check(case: Case, _) -> StageResult:
     """All comparisons."""
     deployment = case.deployment
     with tempfile.TemporaryDirectory() as home:
@@ -82,14 +82,14 @@ def check(case: Case, _) -> Checked:
             case.tick("the twin on all ranks")
             faults += plain_faults(twin, deployment.mapping)
         case.tick("the twin in the deployment's number formats")
-        told, wrong = format_faults(twin, deployment)
+        format_facts, wrong = format_faults(twin, deployment)
     mapping, layers = deployment.mapping, twin.config["num_hidden_layers"]
     facts = (
         f"{layers} layers, {len(twin.ids)} tokens, index_topk {_TOPK}: float32 against transformers, on one rank"
         + (f" and on {mapping.tp} (ep {mapping.ep}) in lockstep" if mapping.tp > 1 else ""),
-        *told,
+        *format_facts,
     )
-    return Checked(facts, (*faults, *wrong), {"layers": layers, "tokens": len(twin.ids)})
+    return StageResult(facts, (*faults, *wrong), {"layers": layers, "tokens": len(twin.ids)})
 
 
 def make_twin(home: Path, deployment: Deployment) -> _Twin:
@@ -126,7 +126,7 @@ def make_twin(home: Path, deployment: Deployment) -> _Twin:
         module.register_forward_hook(lambda _, __, out: streams.append((out[0] if isinstance(out, tuple) else out)[0]))
     with torch.no_grad(), stable_topk():
         logits = model(torch.tensor([ids])).logits[0]
-    return _Twin(home, values, ids, [one.reshape(len(ids), -1) for one in streams], logits)
+    return _Twin(home, values, ids, [stream.reshape(len(ids), -1) for stream in streams], logits)
 
 
 def shrunken(deployment: Deployment) -> dict[str, Any]:
@@ -179,17 +179,17 @@ def plain_faults(twin: _Twin, mapping: Mapping) -> Iterator[Fault]:
         _tensors(checkpoint),
         regions=mapping.tp > 1,
     )
-    found = _run(model, twin)
+    outputs = _run(model, twin)
     for layer, expected in enumerate(twin.streams):
-        error = _largest(found[f"tap.{layer}"], expected)
+        error = _largest(outputs[f"tap.{layer}"], expected)
         if not error <= EXACT:  # NaN too
             where = "model.embed_tokens" if layer == 0 else f"model.layers.{layer - 1}"
             yield Fault(where, f"its output (tap {layer}){on} differs from transformers' by {error:.1e}.", _ADVICE)
             return
-    error = _largest(found["logits"], twin.logits)
+    error = _largest(outputs["logits"], twin.logits)
     if not error <= EXACT:
         yield Fault("lm_head", f"the logits{on} differ from transformers' by {error:.1e}.", _ADVICE)
-    if not torch.equal(found["greedy_ids"].long(), twin.logits.argmax(-1)):
+    if not torch.equal(outputs["greedy_ids"].long(), twin.logits.argmax(-1)):
         yield Fault("argmax", f"the greedy tokens{on} differ from transformers'.", _ADVICE)
 
 
@@ -200,20 +200,20 @@ def format_faults(twin: _Twin, deployment: Deployment) -> tuple[list[str], list[
     if not net_config.formats:
         return [], []
     recipe, activations = _recipe(net_config), _activations(twin, net_config)
-    many = _converted(twin, ConvertOptions(recipe, net_config.mapping, activations))
-    one = _converted(twin, ConvertOptions(recipe, Mapping(), activations))
-    own, plain = many.net_config("float32"), NetworkConfig(compute="float32")
-    weights, whole, faults, config = _tensors(many), [one.load()], [], one.config
+    divided = _converted(twin, ConvertOptions(recipe, net_config.mapping, activations))
+    single = _converted(twin, ConvertOptions(recipe, Mapping(), activations))
+    own, plain = divided.net_config("float32"), NetworkConfig(compute="float32")
+    weights, whole, faults, config = _tensors(divided), [single.load()], [], single.config
     assert isinstance(config, VerifierConfig)  # as the twin's is
     worst, allowed = 0.0, 0.0
     handed = _step(twin, 0, len(twin.ids)) | {STREAM: twin.streams[0]}
     for layer in range(len(twin.streams) - 1):
         tree = LayerGroup(config, (layer + 1,), range(layer, layer + 1), _LIMITS.index_topk(_TOPK))
         expected = Model(tree, _LIMITS, plain, whole).run(handed)
-        found = Model(tree, _LIMITS, own, weights).run(handed)
+        outputs = Model(tree, _LIMITS, own, weights).run(handed)
         tap = f"tap.{layer + 1}"
         added = expected[tap] - twin.streams[layer]
-        error = float((found[tap] - expected[tap]).norm() / added.norm())
+        error = float((outputs[tap] - expected[tap]).norm() / added.norm())
         bound = _bound(own, layer)
         worst, allowed = max(worst, error), max(allowed, bound)
         if not error <= bound:
@@ -222,10 +222,10 @@ def format_faults(twin: _Twin, deployment: Deployment) -> tuple[list[str], list[
         handed |= {name: tensor for name, tensor in expected.items() if name.startswith("group.")}
         handed[STREAM] = twin.streams[layer + 1]
     rounds = "activations are rounded" if allowed > EXACT else "only weights are quantized"
-    told = (
+    fact = (
         f"{', '.join(own.kinds)}, a layer at a time: {worst:.1e} from dequantized weights (allowed {allowed}: {rounds})"
     )
-    return [told], faults
+    return [fact], faults
 
 
 def _bound(net_config: NetworkConfig, layer: int) -> float:
@@ -253,8 +253,8 @@ def _run(model: Model, twin: _Twin) -> dict[str, torch.Tensor]:
     """A chunk of the prompt, then a block; all rows' outputs."""
     outputs, cut = [], len(twin.ids) - _BLOCK_ROWS
     for start, stop in ((0, cut), (cut, len(twin.ids))):
-        made = model.run(_step(twin, start, stop))
-        outputs.append({name: made[name].clone() for name in made if not name.startswith("cache.")})
+        step = model.run(_step(twin, start, stop))
+        outputs.append({name: tensor.clone() for name, tensor in step.items() if not name.startswith("cache.")})
     return {name: torch.cat([out[name] for out in outputs]) for name in outputs[0]}
 
 
@@ -287,8 +287,7 @@ def _activations(twin: _Twin, net_config: NetworkConfig) -> Activations:
     """An amax for every module whose activations the deployment rounds by a scale of the checkpoint."""
     kinds = {_kind(name) for name in net_config.scaled}
     modules = [name.removesuffix(".weight") for name in weights_of(Source(twin.folder / "hf"))]
-    found = [one for one in modules if quantizable(one) and _kind(f"{one}.weight") in kinds]
-    return Activations({module: 16.0 for module in found})
+    return Activations({name: 16.0 for name in modules if quantizable(name) and _kind(f"{name}.weight") in kinds})
 
 
 def _random(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -317,5 +316,5 @@ def stable_topk() -> Iterator[None]:
         torch.Tensor.topk = original
 
 
-def _largest(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
+def _largest(outputs: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((outputs - expected).abs().max() / expected.abs().max())

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from glmspec.build.deployment import Deployment
 from glmspec.build.member import MTP, Member
-from glmspec.build.validate.case import Case, Checked
+from glmspec.build.validate.case import Case, StageResult
 from glmspec.build.validate.report import Fault
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.weights import Implied
@@ -31,7 +31,7 @@ _FITS = {
 }
 
 
-def check(case: Case, _) -> Checked:
+def check(case: Case, _) -> StageResult:
     """Names, dtypes and shapes."""
     facts, faults, counts = [], [], Counter()
     deployment = case.deployment
@@ -39,49 +39,46 @@ def check(case: Case, _) -> Checked:
         if isinstance(member.weights, Implied):
             facts.append(f"{member.name}: only its config is there")
         elif member.name != MTP and not member.accepts:  # whose weights lie in the verifier's checkpoint, if any
-            users = [one for one in deployment.members if one.weights is member.weights]
-            fact, wrong, numbers = _check_checkpoint(deployment, member, users)
-            facts.append(fact)
-            faults += wrong
-            counts.update(numbers)
-    return Checked(tuple(facts), tuple(faults), dict(counts))
+            users = [user for user in deployment.members if user.weights is member.weights]
+            result = _check_checkpoint(deployment, member, users)
+            facts += result.facts
+            faults += result.faults
+            counts.update(result.numbers)
+    return StageResult(tuple(facts), tuple(faults), dict(counts))
 
 
-def _check_checkpoint(
-    deployment: Deployment, member: Member, users: list[Member]
-) -> tuple[str, list[Fault], dict[str, int]]:
+def _check_checkpoint(deployment: Deployment, member: Member, users: list[Member]) -> StageResult:
     """One checkpoint and the networks that take its tensors; what one rank holds, counted."""
-    wanted = {}
+    specs: dict[str, TensorSpec] = {}
     for user in users:
         net_config = replace(deployment.net_config(user, CONTEXT), compute="bfloat16")
-        wanted |= {spec.name: spec for spec in user.model.weight_inputs(net_config)}
+        specs |= {spec.name: spec for spec in user.model.weight_inputs(net_config)}
     ranks, faults, tensors = member.weights.mapping.tp, [], {}
     for rank in range(ranks):
         every = member.weights.rank_tensors(rank)
-        tensors = {name: one for name, one in every.items() if name in wanted or not _beyond(member, name)}
-        faults += _compare(member, rank, tensors, wanted)
+        tensors = {name: tensor for name, tensor in every.items() if name in specs or not _beyond(member, name)}
+        faults += _compare(member, rank, tensors, specs)
     size = sum(tensor.size for tensor in tensors.values())
-    numbers = sum(math.prod(spec.dims) for spec in wanted.values())
+    parameters = sum(math.prod(spec.sizes) for spec in specs.values())
     names = " and ".join(user.name for user in users)
-    return (
-        f"{names}: {ranks} x {len(tensors):,} tensors, {size_text(size)} and {numbers / 1e9:.2f} G numbers a rank",
-        faults,
-        {"tensors": len(tensors), "bytes": size, "parameters": numbers},
-    )
+    fact = f"{names}: {ranks} x {len(tensors):,} tensors, {size_text(size)} and {parameters / 1e9:.2f} G numbers a rank"
+    return StageResult((fact,), tuple(faults), {"tensors": len(tensors), "bytes": size, "parameters": parameters})
 
 
-def _compare(member: Member, rank: int, found: dict[str, RankTensor], wanted: dict[str, TensorSpec]) -> Iterator[Fault]:
+def _compare(
+    member: Member, rank: int, tensors: dict[str, RankTensor], specs: dict[str, TensorSpec]
+) -> Iterator[Fault]:
     where = f"{member.folder}: rank {rank}"
     advice = "Convert the checkpoint again." if isinstance(member.weights, Checkpoint) else "Check the checkpoint."
-    for name in sorted(wanted.keys() | found.keys()):
-        if name not in found:
+    for name in sorted(specs.keys() | tensors.keys()):
+        if name not in tensors:
             if name not in member.weights.shared:
-                yield Fault(f"{where}: {name}", f"missing, expected {wanted[name]}.", advice)
-        elif name not in wanted:
+                yield Fault(f"{where}: {name}", f"missing, expected {specs[name]}.", advice)
+        elif name not in specs:
             yield Fault(f"{where}: {name}", "surplus: no input of the network takes it.", advice)
-        elif not _fits(found[name], wanted[name]):
-            shown = f"{found[name].dtype}{list(found[name].shape)}"
-            yield Fault(f"{where}: {name}", f"found {shown}, expected {wanted[name]}.", advice)
+        elif not _fits(tensors[name], specs[name]):
+            shown = f"{tensors[name].dtype}{list(tensors[name].shape)}"
+            yield Fault(f"{where}: {name}", f"found {shown}, expected {specs[name]}.", advice)
 
 
 def _fits(tensor: RankTensor, spec: TensorSpec) -> bool:

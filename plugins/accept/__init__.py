@@ -10,6 +10,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import Op, Plugin, Runs, cdiv, pow2
 
 
@@ -26,13 +27,11 @@ def reference(
     return stands_BQ.int().cumprod(1).sum(1).to(torch.int32), said_BQ
 
 
+@lowers("accept")
 def native(said_R: Tensor, draft_R: Tensor, row_BQ: Tensor, count_B: Tensor) -> tuple[Tensor, Tensor]:
     """Drafts accepted, int32 [B], and tokens, int32 [B, Q]: see `reference`."""
-    with said_R.net.region("accept", [said_R, draft_R, row_BQ, count_B], {}) as outputs:
-        if not outputs:
-            said_BQ, draft_BQ = ops.gather(said_R, row_BQ), ops.gather(draft_R, row_BQ)
-            outputs += [leading(said_BQ.equals(draft_BQ) & verified(count_B, row_BQ.shape[1])), said_BQ]
-    return outputs[0], outputs[1]
+    said_BQ, draft_BQ = ops.gather(said_R, row_BQ), ops.gather(draft_R, row_BQ)
+    return leading(said_BQ.equals(draft_BQ) & verified(count_B, row_BQ.shape[1])), said_BQ
 
 
 def verified(count_B: Tensor, rows: int) -> Tensor:

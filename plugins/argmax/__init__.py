@@ -13,6 +13,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import Op, Plugin, Runs, cdiv, pow2
 
 
@@ -27,16 +28,14 @@ def one_hot(index_N: Tensor, size: int) -> Tensor:
     return ops.cast(column_1V.equals(ops.reshape(index_N, (0, 1))), "float32")
 
 
+@lowers("argmax")
 def native(x_NV: Tensor) -> Tensor:
     """x [N, V] -> int32 [N]."""
     net, size = x_NV.net, x_NV.shape[-1]
-    with net.region("argmax", [x_NV], {}) as outputs:
-        if not outputs:
-            best_N1 = ops.reduce(x_NV, "MAX", 1)
-            column_1V = net.constant(np.arange(size)[None], "int32")
-            index_NV = ops.select(x_NV.equals(best_N1), column_1V, size)
-            outputs.append(ops.reduce(index_NV, "MIN", 1, keep=False))
-    return outputs[0]
+    best_N1 = ops.reduce(x_NV, "MAX", 1)
+    column_1V = net.constant(np.arange(size)[None], "int32")
+    index_NV = ops.select(x_NV.equals(best_N1), column_1V, size)
+    return ops.reduce(index_NV, "MIN", 1, keep=False)
 
 
 def plugged(run: Runs, x_NV) -> tuple:

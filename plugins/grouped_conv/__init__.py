@@ -16,6 +16,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import ITEM_BYTES, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 ROW_BYTES = 36  # of one column of a block: what a thread's registers hold of its columns
@@ -39,6 +40,7 @@ def reference(
     return y_BRD if residual_BRD is None else residual_BRD + y_BRD
 
 
+@lowers("grouped_conv")
 def native(
     x_BRD: Tensor, base_2TD: Tensor, delta_BR2TU: Tensor, residual_BRD: Tensor | None = None, *, side: int
 ) -> Tensor:
@@ -46,24 +48,18 @@ def native(
     rows, columns = x_BRD.shape[1:]
     taps, groups = delta_BR2TU.shape[3:]
     width = columns // groups
-    inputs = [x_BRD, base_2TD, delta_BR2TU, *([] if residual_BRD is None else [residual_BRD])]
-    with x_BRD.net.region("grouped_conv", inputs, {"side": side}) as outputs:
-        if not outputs:
-            x_BRUW = ops.reshape(x_BRD, (0, rows, groups, width))
-            base_ZUW = ops.reshape(base_2TD, (2 * taps, groups, width))
-            delta_BRZU = ops.reshape(delta_BR2TU, (0, rows, 2 * taps, groups))
-            total: Any = None  # a Tensor from the first tap on
-            for tap in range(min(taps, rows)):  # further ones see nothing but zeros
-                base_1UW = ops.narrow(base_ZUW, 0, side * taps + tap, 1)
-                delta_BR1U = ops.narrow(delta_BRZU, 2, side * taps + tap, 1)
-                kernel_BRUW = ops.reshape(base_1UW, (1, 1, groups, width)) + ops.reshape(
-                    delta_BR1U, (0, rows, groups, 1)
-                )
-                term = kernel_BRUW * ops.shift(x_BRUW, 1, tap)
-                total = term if total is None else total + term
-            y_BRD = ops.reshape(total, (0, rows, columns))
-            outputs.append(y_BRD if residual_BRD is None else residual_BRD + y_BRD)
-    return outputs[0]
+    x_BRUW = ops.reshape(x_BRD, (0, rows, groups, width))
+    base_ZUW = ops.reshape(base_2TD, (2 * taps, groups, width))
+    delta_BRZU = ops.reshape(delta_BR2TU, (0, rows, 2 * taps, groups))
+    total: Any = None  # a Tensor from the first tap on
+    for tap in range(min(taps, rows)):  # further ones see nothing but zeros
+        base_1UW = ops.narrow(base_ZUW, 0, side * taps + tap, 1)
+        delta_BR1U = ops.narrow(delta_BRZU, 2, side * taps + tap, 1)
+        kernel_BRUW = ops.reshape(base_1UW, (1, 1, groups, width)) + ops.reshape(delta_BR1U, (0, rows, groups, 1))
+        term = kernel_BRUW * ops.shift(x_BRUW, 1, tap)
+        total = term if total is None else total + term
+    y_BRD = ops.reshape(total, (0, rows, columns))
+    return y_BRD if residual_BRD is None else residual_BRD + y_BRD
 
 
 def plugged(run: Runs, x_BRD, base_2TD, delta_BR2TU, *residual_BRD, side: int) -> tuple:

@@ -19,6 +19,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import lowest_topk
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 
@@ -75,6 +76,7 @@ def _best_columns(
     return lowest_topk.reference(score_NL, k=k).long()
 
 
+@lowers("index_topk")
 def native(
     q_NHD: Tensor,
     weight_NH: Tensor,
@@ -92,17 +94,13 @@ def native(
     Keys are gathered once a segment. Needs L >= K: the host pads page tables with the null page. at_once: heads scored
     at once, which bounds the largest tensor, float32 [G, S, at_once, L].
     """
-    inputs = [q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, positions_N]
-    with q_NHD.net.region("index_topk", inputs, {"k": k, "at_once": at_once}) as outputs:
-        if not outputs:
-            score_NL = _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, at_once)
-            column_1L = ops.reshape(ops.arange_like(score_NL, 1), (1, -1))
-            position_N1 = ops.reshape(positions_N, (0, 1))
-            score_NL = ops.select(column_1L > position_N1, float("-inf"), score_NL)
-            column_NK = lowest_topk.native(score_NL, k=k)
-            outputs.append(_cache_rows(column_NK, page_table_GM, row_slot_N2, keys_X1PD.shape[2]))
-            outputs.append(ops.cast(ops.unary(column_NK > position_N1, "NOT"), "int32"))
-    return outputs[0], outputs[1]
+    score_NL = _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, at_once)
+    column_1L = ops.reshape(ops.arange_like(score_NL, 1), (1, -1))
+    position_N1 = ops.reshape(positions_N, (0, 1))
+    score_NL = ops.select(column_1L > position_N1, float("-inf"), score_NL)
+    column_NK = lowest_topk.native(score_NL, k=k)
+    rows_NK = _cache_rows(column_NK, page_table_GM, row_slot_N2, keys_X1PD.shape[2])
+    return rows_NK, ops.cast(ops.unary(column_NK > position_N1, "NOT"), "int32")
 
 
 def _scores(q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, at_once) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from glmspec.core.errors import NetworkError
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.rounding import to_e4m3
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
@@ -69,6 +70,7 @@ def write(cache_XJPD: torch.Tensor, rows_LJD: torch.Tensor, where: tuple[torch.T
     return cache_XJPD
 
 
+@lowers("kv_append")
 def native(
     cache_XJPD: Tensor,
     rows_NJD: Tensor,
@@ -78,15 +80,9 @@ def native(
     scale_1: Tensor | None = None,
 ) -> Tensor:
     """The cache with the rows in it, in its memory. Raises `NetworkError` for a float8 cache where plugins are off."""
-    inputs = [cache_XJPD, rows_NJD, order_L, offset_X, cumulative_Y, *([] if scale_1 is None else [scale_1])]
-    with cache_XJPD.net.region("kv_append", inputs, {}) as outputs:
-        if not outputs:
-            if cache_XJPD.dtype == _FP8:
-                raise NetworkError(
-                    "kv_append: found a float8 cache: TensorRT has no layer that updates it, plugins do."
-                )
-            outputs.append(ops.kv_update(cache_XJPD, ops.gather(rows_NJD, order_L), offset_X, cumulative_Y))
-    return outputs[0]
+    if cache_XJPD.dtype == _FP8:
+        raise NetworkError("kv_append: found a float8 cache: TensorRT has no layer that updates it, plugins do.")
+    return ops.kv_update(cache_XJPD, ops.gather(rows_NJD, order_L), offset_X, cumulative_Y)
 
 
 def plugged(run: Runs, cache_XJPD, rows_NJD, order_L, offset_X, cumulative_Y, scale_1=None) -> tuple:

@@ -13,6 +13,7 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 
@@ -27,23 +28,21 @@ def reference(score_NL: torch.Tensor, *, k: int) -> torch.Tensor:
     return (length - 1 - (order_NK & 0xFFFFFFFF)).sort(-1).values.to(torch.int32)
 
 
+@lowers("lowest_topk")
 def native(score_NL: Tensor, *, k: int) -> Tensor:
     """float32 [N, L] -> columns int32 [N, K] in rising order. Needs L >= K."""
-    with score_NL.net.region("lowest_topk", [score_NL], {"k": k}) as outputs:
-        if not outputs:
-            best_NK, _ = ops.topk(score_NL, k, 1)
-            threshold_N1 = ops.narrow(best_NK, 1, k - 1, 1)
-            above_NL = score_NL > threshold_N1
-            tie_NL = score_NL.equals(threshold_N1)
-            taken_N1 = ops.reduce(ops.cast(above_NL, "int32"), "SUM", 1)
-            tie_rank_NL = ops.cumsum(ops.cast(tie_NL, "int32"), 1)
-            fits_NL = ops.unary(tie_rank_NL > (k - taken_N1), "NOT")
-            keep_NL = above_NL | (tie_NL & fits_NL)
-            # Columns are distinct, so this second TopK has no ties; float32 holds every column below 2^24.
-            falling_1L = ops.cast(ops.reshape(ops.arange_like(score_NL, 1), (1, -1)), "float32") * -1.0
-            _, column_NK = ops.topk(ops.select(keep_NL, falling_1L, float("-inf")), k, 1)
-            outputs.append(column_NK)
-    return outputs[0]
+    best_NK, _ = ops.topk(score_NL, k, 1)
+    threshold_N1 = ops.narrow(best_NK, 1, k - 1, 1)
+    above_NL = score_NL > threshold_N1
+    tie_NL = score_NL.equals(threshold_N1)
+    taken_N1 = ops.reduce(ops.cast(above_NL, "int32"), "SUM", 1)
+    tie_rank_NL = ops.cumsum(ops.cast(tie_NL, "int32"), 1)
+    fits_NL = ops.unary(tie_rank_NL > (k - taken_N1), "NOT")
+    keep_NL = above_NL | (tie_NL & fits_NL)
+    # Columns are distinct, so this second TopK has no ties; float32 holds every column below 2^24.
+    falling_1L = ops.cast(ops.reshape(ops.arange_like(score_NL, 1), (1, -1)), "float32") * -1.0
+    _, column_NK = ops.topk(ops.select(keep_NL, falling_1L, float("-inf")), k, 1)
+    return column_NK
 
 
 def plugged(run: Runs, score_NL, *, k) -> tuple:

@@ -12,6 +12,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.formats import BLOCK, FP8_MAX
 from glmspec.network.graph import Tensor
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv
 
 _LEAST = 1e-12  # scale of a block of zeros
@@ -33,17 +34,15 @@ def to_e4m3(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
 
 
+@lowers("quantize_blocks")
 def native(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [N, D] or [E, N, D] -> codes and scales: see `reference`."""
-    with x.net.region("quantize_blocks", [x], {}) as outputs:
-        if not outputs:
-            columns, last = x.shape[-1], x.rank - 1
-            wide = ops.cast(ops.pad(x, last, -(-columns // BLOCK) * BLOCK), "float32")
-            lead = (0,) * last
-            largest = ops.reduce(ops.unary(ops.reshape(wide, (*lead, -1, BLOCK)), "ABS"), "MAX", last + 1, keep=False)
-            scale = ops.maximum(largest * (1 / FP8_MAX), _LEAST)
-            outputs += [ops.quantize(x, scale, (1,) * last + (BLOCK,)), scale]
-    return outputs[0], outputs[1]
+    columns, last = x.shape[-1], x.rank - 1
+    wide = ops.cast(ops.pad(x, last, -(-columns // BLOCK) * BLOCK), "float32")
+    lead = (0,) * last
+    largest = ops.reduce(ops.unary(ops.reshape(wide, (*lead, -1, BLOCK)), "ABS"), "MAX", last + 1, keep=False)
+    scale = ops.maximum(largest * (1 / FP8_MAX), _LEAST)
+    return ops.quantize(x, scale, (1,) * last + (BLOCK,)), scale
 
 
 def plugged(run: Runs, x_ND) -> tuple:

@@ -26,6 +26,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import accept, draw, sample, target_probs
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _TINY = 2.0**-126  # the least normal float32
@@ -111,6 +112,7 @@ def _block(p_BQV, q_BQV, ratio_BQ, u_BQ, count_B) -> tuple[torch.Tensor, torch.T
     return tau_B, tau_chance_B
 
 
+@lowers("reject")
 def native(
     logits_RV: Tensor,
     temperature_R: Tensor,
@@ -128,17 +130,12 @@ def native(
     q_ids_ZK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Drafts accepted, int32 [B], and tokens, int32 [B, Q]: see `reference`."""
-    inputs = [logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, draft_R, q_row_R, row_BQ, count_B]
-    inputs += [accept_R, last_B, block_B, q_ZK] + ([q_ids_ZK] if q_ids_ZK is not None else [])
-    with logits_RV.net.region("reject", inputs, {}) as outputs:
-        if not outputs:
-            p_RV = target_probs.native(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
-            all_probs = _BothProbs(p_RV, q_ZK, q_ids_ZK, q_row_R)
-            outputs += _native_judged(all_probs, draft_R, row_BQ, count_B, accept_R, last_B, block_B)
-    return outputs[0], outputs[1]
+    p_RV = target_probs.native(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+    all_probs = _BothProbs(p_RV, q_ZK, q_ids_ZK, q_row_R)
+    return _native_accepted(all_probs, draft_R, row_BQ, count_B, accept_R, last_B, block_B)
 
 
-def _native_judged(
+def _native_accepted(
     all_probs: _BothProbs,
     draft_R: Tensor,
     row_BQ: Tensor,
@@ -147,7 +144,7 @@ def _native_judged(
     last_B: Tensor,
     block_B: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """See `judged`."""
+    """See `accepted`."""
     rows = row_BQ.shape[1]
     ratio_BQ, u_BQ = ops.gather(all_probs.ratio(draft_R), row_BQ), ops.gather(accept_R, row_BQ)
     here_BQ = accept.verified(count_B, rows)

@@ -17,6 +17,7 @@ import torch
 
 from glmspec.network.graph import Tensor
 from glmspec.plugins import draw, target_probs
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, cdiv, pow2
 
 
@@ -32,15 +33,12 @@ def reference(
     return draw.reference(target_probs.reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R), u_R)
 
 
+@lowers("sample")
 def native(
     logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor, u_R: Tensor
 ) -> Tensor:
     """int32 [R]: see `reference`."""
-    inputs = [logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, u_R]
-    with logits_RV.net.region("sample", inputs, {}) as outputs:
-        if not outputs:
-            outputs.append(draw.native(target_probs.native(*inputs[:5]), u_R))
-    return outputs[0]
+    return draw.native(target_probs.native(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R), u_R)
 
 
 def plugged(run: Runs, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, u_R) -> tuple:

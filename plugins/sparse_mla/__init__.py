@@ -17,6 +17,7 @@ from glmspec.core.errors import NetworkError
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.attention_merge import MERGE
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _FP8 = "float8_e4m3fn"
@@ -46,6 +47,7 @@ def reference(
     return torch.matmul(p_NHK, rows_NKD)[..., value_start:]
 
 
+@lowers("sparse_mla")
 def native(
     q_NHD: Tensor,
     cache_X1PD: Tensor,
@@ -57,11 +59,7 @@ def native(
     value_start: int,
 ) -> Tensor:
     """[N, H, V] in q's dtype; softmax in float32. Raises `NetworkError` for a float8 cache where plugins are off."""
-    inputs = [q_NHD, cache_X1PD, rows_NK, visible_NK, *([] if scale_1 is None else [scale_1])]
-    with q_NHD.net.region("sparse_mla", inputs, {"scale": scale, "value_start": value_start}) as outputs:
-        if not outputs:
-            outputs.append(_layers(q_NHD, cache_X1PD, rows_NK, visible_NK, scale, value_start))
-    return outputs[0]
+    return _layers(q_NHD, cache_X1PD, rows_NK, visible_NK, scale, value_start)
 
 
 def _layers(

@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from support.validation import STATIC, check, failed, told
 
 from glmspec.build.validate import coverage
-from glmspec.build.validate.known import Known
+from glmspec.build.validate.compile_cache import CompileCache
 from glmspec.build.validate.run import NAMES
 from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
+from glmspec.core.errors import NetworkError
 from glmspec.models import verifier
 from glmspec.models.layers import basic, mla, moe
 from glmspec.network import limits, ops, shards
@@ -308,12 +309,31 @@ def test_kernels_that_are_known_to_compile_are_not_compiled_again(folder, tmp_pa
 
 
 def test_a_record_without_what_is_asked_of_it_is_none(tmp_path):
-    known = Known(tmp_path / "known")
-    known.keep("one", {"registers": 40})
-    assert known.find("one", {"registers"}) == {"registers": 40}
-    assert known.find("one", {"registers", "sha256"}) is None
-    (tmp_path / "known" / "one.json").write_text("[40")
-    assert known.find("one", {"registers"}) is None and known.find("other", set()) is None
+    cache = CompileCache(tmp_path / "known")
+    compiled = iter([{"registers": count} for count in range(40, 50)])
+
+    def registers(identity, *keys):
+        return cache.record(identity, {"registers", *keys}, lambda: next(compiled))["registers"]
+
+    assert [registers("kernel"), registers("kernel"), registers("other")] == [40, 40, 41]
+    assert registers("kernel", "sha256") == 42
+    for path in (tmp_path / "known").iterdir():
+        path.write_text("[40")
+    assert [registers("kernel"), registers("kernel"), registers("other")] == [43, 43, 44]
+    assert (cache.num_compiled, cache.num_known) == (5, 2)
+    assert "sha256" not in cache.record("kernel", {"registers"}, dict)
+
+
+def test_what_does_not_compile_is_not_remembered(tmp_path):
+    cache = CompileCache(tmp_path / "known")
+    for _ in range(2):
+        with pytest.raises(NetworkError, match="spills"):
+            cache.record("kernel", {"registers"}, _spills)
+    assert not (tmp_path / "known").exists() and cache.num_compiled == 0
+
+
+def _spills():
+    raise NetworkError("the kernel spills")
 
 
 def test_with_plugins_on_a_region_without_is_a_fault(folder, monkeypatch):

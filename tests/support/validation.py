@@ -7,7 +7,7 @@ from pathlib import Path
 from glmspec.build.deployment import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.build.validate.report import Report
-from glmspec.build.validate.run import NAMES, Wanted, validate_source
+from glmspec.build.validate.run import NAMES, ValidateOptions, validate_source
 from glmspec.core.progress import Progress
 from support.models import DATA
 
@@ -32,7 +32,7 @@ def check(
     source: Path, *stages: str, target: str = "b200", drafters=(), wanted: dict | None = None, **options
 ) -> Report:
     config_only = options.pop("config_only", False)
-    asked = Wanted(stages or NAMES, **(wanted or {}))
+    asked = ValidateOptions(stages or NAMES, **(wanted or {}))
     built = BuildOptions(**options)
     return validate_source(source, drafters, TARGETS[target], built, asked, Progress(), config_only=config_only)
 
