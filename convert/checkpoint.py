@@ -126,7 +126,7 @@ class Checkpoint:
         ]
 
     def net_config(self, compute: str) -> NetworkConfig:
-        """The form of a network that takes these weights as they are."""
+        """How a network that takes these weights as they are is authored."""
         quantization = self.record["quantization"]
         return NetworkConfig(
             compute=compute,

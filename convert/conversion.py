@@ -59,7 +59,7 @@ class Conversion:
         return self.options.mapping.tp
 
     def net_config(self, compute: str) -> NetworkConfig:
-        """The form of a network that takes what will be written."""
+        """How a network that takes what will be written is authored."""
         return NetworkConfig(
             compute=compute,
             mapping=self.options.mapping,

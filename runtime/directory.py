@@ -7,6 +7,7 @@ records, and no plans yet.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -241,7 +242,7 @@ class EngineDirectory:
         return built_for((self.folder / name / recorded["folder"]).resolve(), self.folder / name, recorded, self.again)
 
     def all_weights(self) -> dict[str, Checkpoint]:
-        """Every model's checkpoint, as `weights` has it; models that share one have one value."""
+        """Every model's checkpoint, as `weights` has it; models that share one have one value (see `each_once`)."""
         opened: dict[tuple[str, ...], Checkpoint] = {}
         checkpoints = {}
         for name, model in self.models.items():
@@ -266,3 +267,8 @@ def limits_of(fields: Fields) -> EngineLimits:
         return EngineLimits(**fields.section("limits").values)
     except TypeError:
         fields.fail("limits", f"numbers: {', '.join(limit.name for limit in dataclasses.fields(EngineLimits))}")
+
+
+def each_once(weights: Mapping[str, Checkpoint]) -> list[Checkpoint]:
+    """Each checkpoint once, in the order of the models. weights: by the name of the model, several of which may share one."""
+    return list({checkpoint.folder: checkpoint for checkpoint in weights.values()}.values())
