@@ -270,5 +270,5 @@ def limits_of(fields: Fields) -> EngineLimits:
 
 
 def each_once(weights: Mapping[str, Checkpoint]) -> list[Checkpoint]:
-    """Each checkpoint once, in the order of the models. weights: by the name of the model, several of which may share one."""
+    """Each checkpoint once, in the order of the models that have it. weights: by the model's name."""
     return list({checkpoint.folder: checkpoint for checkpoint in weights.values()}.values())
