@@ -24,7 +24,7 @@ from glmspec.core.progress import Progress
 from glmspec.network.contract import Contract
 from glmspec.network.machine import this_machine
 from glmspec.network.trt import Backend
-from glmspec.runtime.directory import EngineDirectory
+from glmspec.runtime.directory import EngineDirectory, each_once
 
 PLUGINS = "plugins"
 
@@ -100,7 +100,7 @@ def open_bundle(bundle: Path) -> EngineDirectory:
 def _deployment(directory: EngineDirectory) -> Deployment:
     """What a bundle was prepared from, its weights compared with their digests."""
     weights, record = directory.all_weights(), directory.record
-    for checkpoint in {checkpoint.folder: checkpoint for checkpoint in weights.values()}.values():
+    for checkpoint in each_once(weights):
         checkpoint.check_loaded()
     sources = {drafter["name"]: drafter["source"] for drafter in directory.drafters}
     members = tuple(

@@ -91,7 +91,7 @@ class Deployment:
         return self.verifier.weights.net_config(self.compute).kinds
 
     def net_config(self, member: Member, profile: str) -> NetworkConfig:
-        """The form of a member's network. TensorRT's own layer for experts is for decode-sized steps."""
+        """How a member's network is authored. TensorRT's own layer for experts is for decode-sized steps."""
         if member.accepts:
             return NetworkConfig(compute=self.compute, profile=profile)
         moe = self.target.moe if profile == GENERATION else "composed"

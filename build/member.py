@@ -25,9 +25,9 @@ MTP_DRAFTS = 3  # of an MTP module in a step; later ones seldom stand
 @dataclass(frozen=True)
 class Member:
     """One model of a deployment. taps, hidden: a verifier's outputs for the drafters, for its MTP module. illegal: ids
-    that a verifier or its MTP module never chooses. window,
-    drafts, markov_top_k: what was chosen for a drafter; sampled: whether its drafts are drawn. source: what the folder
-    was called, where it is no longer the one given. q: of a network that rejects drafts, their law."""
+    that a verifier or its MTP module never chooses. window, drafts, markov_top_k: a drafter's, as the user chose them;
+    sampled: whether its drafts are drawn. source: the name of the folder that was given, where `folder` is another. q:
+    of a network that rejects drafts, how their probs are given."""
 
     name: str
     folder: Path
@@ -103,7 +103,7 @@ class Member:
 
     @property
     def model(self) -> Verifier | Mtp | DFlash | LogitsNetwork:
-        """Its network, before a form is chosen."""
+        """Its network, before its `NetworkConfig` is chosen."""
         if self.accepts:
             return acceptance_of(self.verifier_config, self.name, self.q)
         if self.name == MTP:
@@ -119,7 +119,7 @@ class Member:
 
     @property
     def probs(self) -> DraftProbs | None:
-        """How it gives the law that its drafts are drawn from, if they are."""
+        """How it gives the probs that its drafts are drawn from; None where they are not drawn."""
         if not self.sampled:
             return None
         if isinstance(self.config, VerifierConfig):

@@ -12,7 +12,7 @@ from glmspec.core.errors import GlmspecError
 from glmspec.core.files import BUNDLE, CHECKPOINT, ENGINES, KERNELS, REPOSITORY
 from glmspec.core.progress import Progress
 from glmspec.core.sealed import MANIFEST, check_digest, kind_of, open_manifest
-from glmspec.runtime.directory import EngineDirectory
+from glmspec.runtime.directory import EngineDirectory, each_once
 
 
 def verify_folder(folder: Path, progress: Progress) -> str:
@@ -37,8 +37,7 @@ def _verify_engines(folder: Path, progress: Progress) -> str:
 
 
 def _verify_directory(directory: EngineDirectory, what: str, progress: Progress) -> str:
-    checkpoints = {checkpoint.folder: checkpoint for checkpoint in directory.all_weights().values()}
-    lines = [_verify_checkpoint(checkpoint, progress) for checkpoint in checkpoints.values()]
+    lines = [_verify_checkpoint(checkpoint, progress) for checkpoint in each_once(directory.all_weights())]
     return "\n".join([f"{directory.folder}: {what}", *lines])
 
 

@@ -22,33 +22,33 @@ _SPOKEN = {
 }
 
 
-def check_declared(source: Source, found: Mapping[str, StoredWeight]) -> tuple[str, ...]:
-    """Notes on what is declared. found: the weights by name. Raises `CheckpointError` for a contradiction."""
+def check_declared(source: Source, stored: Mapping[str, StoredWeight]) -> tuple[str, ...]:
+    """Notes on what is declared. stored: the weights by name. Raises `CheckpointError` for a contradiction."""
     declared = source.declared
-    quantized = {name: one for name, one in found.items() if one.format in QUANTIZED}
+    quantized = {name: weight for name, weight in stored.items() if weight.format in QUANTIZED}
     if declared.schemes and not quantized:
         raise CheckpointError(
             f"{source.folder}: its config says that it is quantized, and no weight has scales. "
             "Remove quantization_config (and hf_quant_config.json), or get the quantized files."
         )
     seen: dict[Scheme, list[StoredWeight]] = {}
-    for name, one in quantized.items():
+    for name, weight in quantized.items():
         if declared.schemes:
-            seen.setdefault(_scheme(source, name, one), []).append(one)
+            seen.setdefault(_scheme(source, name, weight), []).append(weight)
     notes = [note for scheme, weights in seen.items() if (note := _activations(source, scheme, weights))]
     return (*declared.notes, *notes)
 
 
-def _scheme(source: Source, name: str, found: StoredWeight) -> Scheme:
+def _scheme(source: Source, name: str, weight: StoredWeight) -> Scheme:
     """The scheme that a quantized weight follows. One that is listed nowhere follows any."""
     module = name.removesuffix(".weight")
     schemes = source.declared.of(module) or source.declared.schemes
-    fitting = next((scheme for scheme in schemes if found.format in scheme.formats), None)
+    fitting = next((scheme for scheme in schemes if weight.format in scheme.formats), None)
     if fitting is None:
-        said = " or ".join(_SPOKEN[format] for format in schemes[0].formats)
+        declared_formats = " or ".join(_SPOKEN[format] for format in schemes[0].formats)
         raise CheckpointError(
-            f"{source.folder}: tensor {found.name}: found {_SPOKEN[found.format]}, but {schemes[0].label} declares "
-            f"{said}. "
+            f"{source.folder}: tensor {weight.name}: found {_SPOKEN[weight.format]}, but {schemes[0].label} declares "
+            f"{declared_formats}. "
             "One of the two is of another checkpoint: get matching files."
         )
     return fitting
@@ -58,7 +58,7 @@ def _activations(source: Source, scheme: Scheme, weights: list[StoredWeight]) ->
     """What networks do with activations is told by the tensors: block scales round them as they come, one scale by a
     stored scale if there is one. A note where that is not what is declared."""
     blocks, plain = weights[0].format == "fp8_block", scheme.activations in (NONE, DYNAMIC)
-    scaled = next((one for one in weights if one.inputs), None)
+    scaled = next((weight for weight in weights if weight.inputs), None)
     if blocks:
         rounds = "their activations are rounded to FP8 all the same, as the products of block scales do"
         return f"{scheme.label}: of weights alone; {rounds}" if scheme.activations == NONE else None

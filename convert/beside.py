@@ -106,7 +106,7 @@ def survey(folder: Path, config: dict[str, Any], used: Iterable[str]) -> Beside:
     kinds: dict[str, Kind | None] = {}
     for path in sorted(folder.iterdir()):
         name = path.name + ("/" if path.is_dir() else "")
-        copied = any(one == name or (name.endswith("/") and one.startswith(name)) for one in (*text, *licences))
+        copied = any(other == name or (name.endswith("/") and other.startswith(name)) for other in (*text, *licences))
         if not copied and name not in taken and not _fits(name, _READ):
             kinds[name] = file_kind(name)
     notes = []
@@ -162,12 +162,12 @@ def _names(folder: Path, patterns: tuple[str, ...]) -> Iterator[str]:
         if path.is_file():
             yield path.name
         elif path.is_dir() and any(fnmatch(path.name.lower(), pattern) for pattern in inside):
-            yield from (f"{path.name}/{one.name}" for one in path.iterdir() if one.is_file())
+            yield from (f"{path.name}/{file.name}" for file in path.iterdir() if file.is_file())
 
 
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:
     """A pattern without "/" is for names without one: `*` does not reach into folders."""
-    return any(name.count("/") == one.count("/") and fnmatch(name.lower(), one) for one in patterns)
+    return any(name.count("/") == pattern.count("/") and fnmatch(name.lower(), pattern) for pattern in patterns)
 
 
 def _begin(path: Path, count: int) -> bytes:

@@ -28,14 +28,14 @@ class Activations:
 
     amax: dict[str, float] = field(default_factory=dict)
 
-    def scale(self, module: str, found: StoredWeight, format: str) -> float | None:
+    def scale(self, module: str, weight: StoredWeight, format: str) -> float | None:
         """The activation scale of a module in a format: calibrated, else from the checkpoint, else None."""
         if module in self.amax:
             return self.amax[module] / MAX_INPUT[format]
-        recorded = found.input_scale() if found.format in MAX_INPUT else None
-        if recorded is None or found.format == format:
+        recorded = weight.input_scale() if weight.format in MAX_INPUT else None
+        if recorded is None or weight.format == format:
             return recorded
-        return recorded * MAX_INPUT[found.format] / MAX_INPUT[format]
+        return recorded * MAX_INPUT[weight.format] / MAX_INPUT[format]
 
     def check_known(self, modules: list[str]) -> None:
         """Raise `ConfigError` for a calibrated module that the checkpoint lacks: it is another model's."""
@@ -45,18 +45,18 @@ class Activations:
             raise ConfigError(f"calibration: {strange}: the checkpoint has no such module. Is it another model's?")
 
     def scales(
-        self, modules: list[str], found: list[StoredWeight], format: str, shared: int = 1
+        self, modules: list[str], weights: list[StoredWeight], format: str, shared: int = 1
     ) -> tuple[tuple[float, ...] | None, list[str]]:
         """The activation scales of a weight's units, and the modules for which none is known.
         shared: neighbours that see the same input. A scale that is missing among others is the largest of them; with
         none at all, or in a format that has none, the weight has none (its activations stay unquantized)."""
-        known = [self.scale(m, s, format) for m, s in zip(modules, found, strict=True)] if format in MAX_INPUT else []
+        known = [self.scale(m, s, format) for m, s in zip(modules, weights, strict=True)] if format in MAX_INPUT else []
         if not any(known):
             return None, []
-        largest = max(one for one in known if one)
-        missing = [module for module, one in zip(modules, known, strict=True) if one is None]
+        largest = max(scale for scale in known if scale)
+        missing = [module for module, scale in zip(modules, known, strict=True) if scale is None]
         groups = [known[at : at + shared] for at in range(0, len(known), shared)]
-        scales = [max((one or largest) for one in group) for group in groups for _ in range(shared)]
+        scales = [max((scale or largest) for scale in group) for group in groups for _ in range(shared)]
         return tuple(scales), missing
 
 

@@ -23,9 +23,9 @@ from glmspec.convert.beside import TEXT, matching
 from glmspec.convert.formats import NUMPY, Matrix, to_float32
 from glmspec.convert.plan import Weight
 from glmspec.core.errors import CheckpointError, EngineError
-from glmspec.core.fields import Fields
-from glmspec.core.files import CHECKPOINT
-from glmspec.core.sealed import SEAL, check_digest, check_files, check_shape, check_written, kind_of, open_sealed
+from glmspec.core.fields import Fields, read_json
+from glmspec.core.files import CHECKPOINT, produced
+from glmspec.core.sealed import SEAL, check_digest, check_files, check_sealed, check_shape, check_written, kind_of
 from glmspec.models.configs.drafter import DrafterConfig
 from glmspec.models.configs.kinds import Config, parse_config
 from glmspec.models.registry import checkpoint_specs
@@ -95,8 +95,8 @@ class Checkpoint:
     @property
     def end_tokens(self) -> tuple[int, ...] | None:
         """Ids that end a text; None for a drafter."""
-        found = self.record["eos_token_ids"]
-        return None if found is None else tuple(found)
+        ids = self.record["eos_token_ids"]
+        return None if ids is None else tuple(ids)
 
     @property
     def weights_sha256(self) -> str:
@@ -126,7 +126,7 @@ class Checkpoint:
         ]
 
     def net_config(self, compute: str) -> NetworkConfig:
-        """The form of a network that takes these weights as they are."""
+        """How a network that takes these weights as they are is authored."""
         quantization = self.record["quantization"]
         return NetworkConfig(
             compute=compute,
@@ -137,10 +137,10 @@ class Checkpoint:
 
     def rank_tensors(self, rank: int) -> dict[str, RankTensor]:
         """A rank's tensors by their files' headers."""
-        made = {}
+        tensors = {}
         for part in self.record["ranks"][rank]:
-            made |= self._read(part, lambda file, name: _held(name, file.get_slice(name)))
-        return made
+            tensors |= self._read(part, lambda file, name: _held(name, file.get_slice(name)))
+        return tensors
 
     def tensors(self, rank: int) -> dict[str, torch.Tensor]:
         """A rank's tensors as they are stored. Raises `CheckpointError` when a file is not whole."""
@@ -163,21 +163,21 @@ class Checkpoint:
         of weights hashed since."""
         weights = self.weights()
         for rank, names in enumerate(self.record["ranks"]):
-            found, where = {}, {}
+            present, where = {}, {}
             for part in names:
                 held = self._read(part, lambda file, name: _described(file.get_slice(name)))
-                found |= held
+                present |= held
                 where |= dict.fromkeys(held, part)
             wanted = {
                 output.name: f"{output.dtype}{list(output.shape)}"
                 for weight in weights
                 for output in weight.outputs(rank).values()
             }
-            for name in sorted(found.keys() | wanted.keys()):
-                if found.get(name) != wanted.get(name):
+            for name in sorted(present.keys() | wanted.keys()):
+                if present.get(name) != wanted.get(name):
                     raise CheckpointError(
-                        f"{self.folder}: {where.get(name, names[0])}: tensor {name}: found {found.get(name, 'none')}, "
-                        f"expected {wanted.get(name, 'none')}. Convert again."
+                        f"{self.folder}: {where.get(name, names[0])}: tensor {name}: found "
+                        f"{present.get(name, 'none')}, expected {wanted.get(name, 'none')}. Convert again."
                     )
         check_files(self.folder, self.record["files"], _AGAIN)
         for name in matching(self.folder, TEXT):  # they decide how texts become tokens
@@ -224,10 +224,19 @@ def is_converted(folder: Path) -> bool:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Open a converted checkpoint. Raises when a weights file is gone, when its record changed, and naming the first
     key of the record that is not as `convert` writes it."""
-    if not is_converted(folder):
+    checkpoint = open_converted(folder)
+    if checkpoint is None:
         raise CheckpointError(f"{folder}: not a converted checkpoint. Run: glmspec-build convert {folder} -o OUT")
+    return checkpoint
+
+
+def open_converted(folder: Path) -> Checkpoint | None:
+    """What `read_checkpoint` opens; None for a folder that `convert` did not write. Its config.json is read once."""
     path = folder / "config.json"
-    record = open_sealed(path, SHAPE, _AGAIN)
+    record = read_json(path)
+    if produced(record) != CHECKPOINT:
+        return None
+    check_sealed(record, path, SHAPE, _AGAIN)
     checkpoint = Checkpoint(folder, config_of(record, f"{path}: hf_config"), record)
     _check_record(checkpoint, Fields(record, str(path)))
     for part in checkpoint.files:
@@ -242,10 +251,10 @@ def built_for(home: Path, owner: Path, recorded: dict[str, str], again: str) -> 
     if not (home / "config.json").exists():
         raise EngineError(f"{owner}: its weights are expected in {home}, and are not there.")
     checkpoint = read_checkpoint(home)
-    for key, found in checkpoint.identity.items():
-        if found != recorded[key]:
+    for key, actual in checkpoint.identity.items():
+        if actual != recorded[key]:
             raise EngineError(
-                f"{home}: not the checkpoint {owner} was made for ({key}: found {found[:12]}, expected "
+                f"{home}: not the checkpoint {owner} was made for ({key}: found {actual[:12]}, expected "
                 f"{recorded[key][:12]}). {again}"
             )
     return checkpoint
@@ -292,4 +301,4 @@ def _values(weight: Weight, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         bits = tensor.view(torch.uint8).numpy().view(NUMPY[field.dtype])
         flat[suffix] = bits.reshape(layout.units, *field.size(layout.rows, layout.columns))
     values = [to_float32(Matrix(weight.format, {k: v[unit] for k, v in flat.items()})) for unit in range(layout.units)]
-    return torch.stack([torch.from_numpy(one) for one in values]).reshape(weight.dims)
+    return torch.stack([torch.from_numpy(array) for array in values]).reshape(weight.dims)

@@ -63,9 +63,9 @@ def expect_digest(folder: Path, wanted: str) -> None:
     path = folder / SINGLE
     if not path.exists():
         raise CheckpointError(f"{path}: no such file; --expect-sha256 is for a checkpoint in one file.")
-    found = sha256(path)
-    if found != wanted.lower():
-        raise CheckpointError(f"{path}: SHA-256: found {found}, expected {wanted.lower()}. These are other weights.")
+    actual = sha256(path)
+    if actual != wanted.lower():
+        raise CheckpointError(f"{path}: SHA-256: found {actual}, expected {wanted.lower()}. These are other weights.")
 
 
 def left_out_lines(record: dict) -> list[str]:

@@ -44,7 +44,7 @@ def read_compressed_tensors(fields: Fields) -> Declared:
     schemes = read_groups(fields) if fields.values.get("config_groups") else ()
     if schemes:
         _check_packing(fields)
-    dtypes = [dtype for one in _weights_of(fields) if (dtype := one.get("scale_dtype"))]
+    dtypes = [dtype for section in _weights_of(fields) if (dtype := section.get("scale_dtype"))]
     exponents = any(str(dtype).endswith(("uint8", "e8m0fnu")) for dtype in dtypes)
     return Declared(schemes, ignored(fields), exponents, notes=notes)
 
@@ -101,7 +101,7 @@ def _shown(targets: Any) -> str:
 def read_groups(fields: Fields) -> tuple[Scheme, ...]:
     """The schemes of `config_groups`."""
     groups = fields.section("config_groups")
-    return tuple(one for name in groups.values for one in _group(groups.section(name), fields))
+    return tuple(scheme for name in groups.values for scheme in _group(groups.section(name), fields))
 
 
 def _group(group: Fields, whole: Fields) -> tuple[Scheme, ...]:

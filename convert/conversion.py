@@ -59,7 +59,7 @@ class Conversion:
         return self.options.mapping.tp
 
     def net_config(self, compute: str) -> NetworkConfig:
-        """The form of a network that takes what will be written."""
+        """How a network that takes what will be written is authored."""
         return NetworkConfig(
             compute=compute,
             mapping=self.options.mapping,
@@ -91,7 +91,7 @@ class Conversion:
 
     def rank_tensors(self, rank: int) -> dict[str, RankTensor]:
         """The tensors a rank will hold."""
-        return {one.name: one for weight in self.plan.weights for one in weight.outputs(rank).values()}
+        return {tensor.name: tensor for weight in self.plan.weights for tensor in weight.outputs(rank).values()}
 
     @property
     def output_size(self) -> int:
@@ -152,7 +152,8 @@ class Conversion:
         """What must be the same for a run to go on where another stopped."""
         files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.source.files]
         weights = [
-            (one.name, one.dims, one.format, str(one.layout), one.inputs, one.names) for one in self.plan.weights
+            (weight.name, weight.dims, weight.format, str(weight.layout), weight.inputs, weight.names)
+            for weight in self.plan.weights
         ]
         text = json.dumps([producer(CHECKPOINT), files, weights, self.source.config], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -269,26 +270,26 @@ def plan_source(source: Source, options: ConvertOptions) -> Conversion:
         )
     config = take_mask_embedding(source, config)
     plan = plan_drafter(source, config, options)
-    parts = [part.stored for weight in plan.weights for task in weight.tasks for part in task.parts]
-    source.notes += check_declared(source, {one.name: one for one in parts})
+    stored = [part.stored for weight in plan.weights for task in weight.tasks for part in task.parts]
+    source.notes += check_declared(source, {weight.name: weight for weight in stored})
     return Conversion(source, config, plan, options, None)
 
 
 def _check_agreement(source: Source, options: ConvertOptions) -> tuple[str, ...]:
     """The recipe's rules and the calibration's modules must be of this checkpoint, and so must its own claims. Returns
     notes on these."""
-    found = weights_of(source)
-    modules = [name.removesuffix(".weight") for name in found]
+    stored = weights_of(source)
+    modules = [name.removesuffix(".weight") for name in stored]
     options.recipe.check_used(modules)
     options.activations.check_known(modules)
-    return check_declared(source, found)
+    return check_declared(source, stored)
 
 
 def quant_algo(formats: set[str]) -> str | None:
     """TensorRT-LLM's name for a mixture of formats."""
     algos = {"nvfp4": "NVFP4", "fp8": "FP8", "fp8_block": "FP8_BLOCK_SCALES"}
-    found = sorted(algos[format] for format in formats if format in QUANTIZED)
-    return None if not found else found[0] if len(found) == 1 else "MIXED_PRECISION"
+    names = sorted(algos[format] for format in formats if format in QUANTIZED)
+    return None if not names else names[0] if len(names) == 1 else "MIXED_PRECISION"
 
 
 def part_names(stem: str, count: int) -> list[str]:

@@ -52,39 +52,40 @@ _QUARK_SCHEMES = {"per_tensor": "fp8", "per_channel": "fp8_rows", "per_block": "
 def declared(folder: Path, config: dict[str, Any]) -> Declared:
     """What the configs of a checkpoint folder say. Raises `ConfigError` naming a key that is not understood, a format
     that is not supported, or two files that contradict each other."""
-    found = []
+    declarations = []
     for place, values in (("config.json", config), ("config.json: text_config", config.get("text_config"))):
         for key in _CONFIGS:
             if isinstance(values, dict) and values.get(key) is not None:
-                found.append(_read(Fields(values, f"{folder}/{place}").section(key)))
+                declarations.append(_read(Fields(values, f"{folder}/{place}").section(key)))
     if (folder / HF_QUANT).exists():
-        found.append(_hf_quant(Fields(read_json(folder / HF_QUANT), f"{folder}/{HF_QUANT}")))
-    found = [one for one in found if one.said] or [Declared()]
-    for one in found[1:]:
-        _check_same(found[0], one)
-    return found[0]
+        declarations.append(_hf_quant(Fields(read_json(folder / HF_QUANT), f"{folder}/{HF_QUANT}")))
+    first, *others = [declaration for declaration in declarations if declaration.said] or [Declared()]
+    for other in others:
+        _check_same(first, other)
+    return first
 
 
-def _check_same(one: Declared, other: Declared) -> None:
+def _check_same(first: Declared, other: Declared) -> None:
     """Two places may differ in what they leave open, never in what they say."""
     for scheme in other.schemes:
         for target in scheme.targets:
-            named = () if is_class(target) or is_pattern(target) else one.of(target)
-            known = named or one.schemes  # one that is listed nowhere follows any
+            named = () if is_class(target) or is_pattern(target) else first.of(target)
+            known = named or first.schemes  # one that is listed nowhere follows any
             if not any(_agree(scheme, mine) for mine in known):
                 beside = known[0].label if known else "the other place, which declares nothing quantized"
                 raise ConfigError(f"{scheme.label}: contradicts {beside}. Only one can be right: remove the other.")
-    if one.schemes and not other.schemes:
+    if first.schemes and not other.schemes:
         raise ConfigError(
-            f"{one.schemes[0].label}: contradicted by the other place that speaks of quantization ({HF_QUANT} or "
+            f"{first.schemes[0].label}: contradicted by the other place that speaks of quantization ({HF_QUANT} or "
             "config.json), which declares nothing quantized. Only one can be right: remove the other."
         )
 
 
-def _agree(one: Scheme, other: Scheme) -> bool:
-    formats = set(one.formats) & set(other.formats)
-    said = {one.activations, other.activations} - {UNSAID}
-    return bool(formats) and (len(said) < 2 or formats == {"fp8_block"})  # blocks have one way to round activations
+def _agree(first: Scheme, other: Scheme) -> bool:
+    formats = set(first.formats) & set(other.formats)
+    activations = {first.activations, other.activations} - {UNSAID}
+    same_activations = len(activations) < 2 or formats == {"fp8_block"}  # blocks have one way to round activations
+    return bool(formats) and same_activations
 
 
 def _read(fields: Fields) -> Declared:
@@ -134,8 +135,8 @@ def _fp8(fields: Fields) -> Declared:
     powers = exponents == "ue8m0"
     notes = ("scale_fmt ue8m0: scales of activations are not rounded to powers of two here",) if powers else ()
     spoken = f"{fields.source}: quant_method 'fp8'" + (f", weight_block_size {block}" if block else "")
-    one = Scheme(spoken, ("*",), formats, scheme or UNSAID)
-    return Declared((one,), ignored(fields), powers, notes=notes)
+    fp8 = Scheme(spoken, ("*",), formats, scheme or UNSAID)
+    return Declared((fp8,), ignored(fields), powers, notes=notes)
 
 
 # -- ModelOpt -----------------------------------------------------------------------------------------
@@ -182,10 +183,10 @@ def _mixed(fields: Fields) -> tuple[Scheme, ...]:
     layers = fields.section("quantized_layers")
     by_algo: dict[str, list[str]] = {}
     for module in layers.values:
-        one = layers.section(module)
-        check_keys(one, ("quant_algo", "group_size", *_MODELOPT_REFUSED))
-        by_algo.setdefault(str(one.values.get("quant_algo")).upper(), []).append(module)
-        _algo(one, (module,))
+        layer = layers.section(module)
+        check_keys(layer, ("quant_algo", "group_size", *_MODELOPT_REFUSED))
+        by_algo.setdefault(str(layer.values.get("quant_algo")).upper(), []).append(module)
+        _algo(layer, (module,))
     return tuple(
         Scheme(f"{layers.source}: quant_algo {algo!r}", tuple(modules), (_ALGOS[algo][0],), _ALGOS[algo][1])
         for algo, modules in by_algo.items()
@@ -213,16 +214,16 @@ def _quark(fields: Fields) -> Declared:
     if fields.has("export"):
         _check_export(fields.section("export"))
     algorithms = fields.values.get("algo_config") or []
-    for one in algorithms if isinstance(algorithms, list) else [algorithms]:
-        if not isinstance(one, dict) or one.get("name") not in ("gptq", "awq", "smooth", "autosmoothquant"):
+    for algorithm in algorithms if isinstance(algorithms, list) else [algorithms]:
+        if not isinstance(algorithm, dict) or algorithm.get("name") not in ("gptq", "awq", "smooth", "autosmoothquant"):
             unsupported(fields, "algo_config", "an algorithm that may change what the model computes")
     schemes = []
     for key in tables:
         table = fields.section(key) if fields.values.get(key) else Fields({}, fields.source)
-        schemes += [one for target in table.values for one in _quark_scheme(table.section(target), (target,))]
+        schemes += [scheme for target in table.values for scheme in _quark_scheme(table.section(target), (target,))]
     if fields.values.get("global_quant_config"):
         schemes += _quark_scheme(fields.section("global_quant_config"), ("*",))
-    exponents = any(str(one).endswith("e8m0fnu") for one in _values(fields.values, "scale_type"))
+    exponents = any(str(dtype).endswith("e8m0fnu") for dtype in _values(fields.values, "scale_type"))
     return Declared(tuple(schemes), ignored(fields), exponents)
 
 
@@ -265,5 +266,5 @@ _QUARK_ARGS = ("dtype", "qscheme", "ch_axis", "group_size", "block_size", "symme
 def _values(held: Any, key: str) -> list[Any]:
     """Every value under a key, however deep."""
     if isinstance(held, dict):
-        return [v for k, v in held.items() if k == key] + [one for v in held.values() for one in _values(v, key)]
-    return [one for v in held for one in _values(v, key)] if isinstance(held, list) else []
+        return [v for k, v in held.items() if k == key] + [value for v in held.values() for value in _values(v, key)]
+    return [value for v in held for value in _values(v, key)] if isinstance(held, list) else []

@@ -63,11 +63,11 @@ def amax(matrix: Matrix) -> float:
     """Largest magnitude, NaN when a value is not finite."""
     bits, fields = matrix.fields[""], matrix.fields
     if matrix.format == "bfloat16":
-        found = np.array([_loops().amax_bits(bits, np.uint16(0x7FFF))], np.uint32) << 16
-        value = float(found.view(np.float32)[0])
+        largest = np.array([_loops().amax_bits(bits, np.uint16(0x7FFF))], np.uint32) << 16
+        value = float(largest.view(np.float32)[0])
     elif matrix.format == "float32":
-        found = np.array([_loops().amax_bits(bits.view(np.uint32), np.uint32(0x7FFFFFFF))], np.uint32)
-        value = float(found.view(np.float32)[0])
+        largest = np.array([_loops().amax_bits(bits.view(np.uint32), np.uint32(0x7FFFFFFF))], np.uint32)
+        value = float(largest.view(np.float32)[0])
     elif matrix.format == "fp8_block":
         value = float(_loops().amax_blocks(bits, fields["scale_inv"]))
     else:

@@ -22,12 +22,12 @@ def partners(
     find: a weight of the checkpoint by name, or None. Nothing for a format without one scale."""
     if format not in ("nvfp4", "fp8") or not quantizable(name.removesuffix(".weight")):
         return ()
-    found = []
+    sharing = []
     for group in _FUSED:
-        one = next((one for one in group if name.endswith(f".{one}.weight")), None)
-        stem = name.removesuffix(f"{one}.weight")
-        for other in [f"{stem}{other}.weight" for other in group if one and other != one]:
+        projection = next((projection for projection in group if name.endswith(f".{projection}.weight")), None)
+        stem = name.removesuffix(f"{projection}.weight")
+        for other in [f"{stem}{other}.weight" for other in group if projection and other != projection]:
             weight = find(other)
             if weight and recipe.format(other.removesuffix(".weight"), weight.format) == format:
-                found.append(weight)
-    return tuple(found)
+                sharing.append(weight)
+    return tuple(sharing)

@@ -38,10 +38,10 @@ class _ModelOptBlocks(Weight):
     [rows / 128, 1, columns / 128, 1]."""
 
     def outputs(self, rank: int) -> dict[str, RankTensor]:
-        made = super().outputs(rank)
-        rows, columns = made["scale_inv"].shape
-        scale = replace(made["scale_inv"], name=self.field_name("scale"), shape=(rows, 1, columns, 1))
-        return made | {"scale_inv": scale}
+        tensors = super().outputs(rank)
+        rows, columns = tensors["scale_inv"].shape
+        scale = replace(tensors["scale_inv"], name=self.field_name("scale"), shape=(rows, 1, columns, 1))
+        return tensors | {"scale_inv": scale}
 
 
 def write_hf(conversion: Conversion, out: Path, run: Run) -> None:
@@ -70,15 +70,15 @@ def plan_hf(conversion: Conversion) -> Plan:
         raise GlmspecError(
             "--format hf: a Hugging Face checkpoint is not divided among ranks; leave --tp and --ep out."
         )
-    found, recipe = weights_of(source), options.recipe
-    formats = {name: recipe.format(_module(name), one.format, keep=True) for name, one in found.items()}
-    inputs, guessed = _inputs(found, formats, options)
+    stored, recipe = weights_of(source), options.recipe
+    formats = {name: recipe.format(_module(name), weight.format, keep=True) for name, weight in stored.items()}
+    inputs, guessed = _inputs(stored, formats, options)
     native = {format for format in formats.values() if format in QUANTIZED} == {"fp8_block"}
     weights = []
-    for name, one in found.items():
-        shape = (one.count, one.columns) if one.rows >= 0 else one.shape
-        layout = Layout(1, one.count, one.columns, Split(), Mapping())
-        tasks = chunks(0, one, formats[name], partners(name, formats[name], recipe, found.get))
+    for name, weight in stored.items():
+        shape = (weight.count, weight.columns) if weight.rows >= 0 else weight.shape
+        layout = Layout(1, weight.count, weight.columns, Split(), Mapping())
+        tasks = chunks(0, weight, formats[name], partners(name, formats[name], recipe, stored.get))
         kind = _ModelOptBlocks if formats[name] == "fp8_block" and not native else Weight
         weights.append(kind(name, shape, formats[name], layout, tuple(tasks), inputs.get(name)))
     consumed = {name for weight in weights for name in weight.names}
@@ -89,24 +89,24 @@ def plan_hf(conversion: Conversion) -> Plan:
 
 
 def _inputs(
-    found: dict[str, StoredWeight], formats: dict[str, str], options: ConvertOptions
+    stored: dict[str, StoredWeight], formats: dict[str, str], options: ConvertOptions
 ) -> tuple[dict[str, tuple[float, ...]], list[str]]:
     """Activation scales by weight, and the modules whose own had to be made up: as in our layout, the experts of a
     layer together."""
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for name in found:
+    for name in stored:
         match = _EXPERT.fullmatch(name)
         layer, matrix = (match[1], "down" if match[2] == "down" else "gate_up") if match else (name, "")
         groups.setdefault((layer, matrix, formats[name]), []).append(name)
     scales, guessed = {}, []
     for (_, kind, format), names in groups.items():
         modules = [_module(name) for name in names]
-        made, missing = options.activations.scales(
-            modules, [found[name] for name in names], format, 2 if kind == "gate_up" and len(names) % 2 == 0 else 1
+        input_scales, missing = options.activations.scales(
+            modules, [stored[name] for name in names], format, 2 if kind == "gate_up" and len(names) % 2 == 0 else 1
         )
         guessed += missing
-        if made:
-            scales |= {name: (scale,) for name, scale in zip(names, made, strict=True)}
+        if input_scales:
+            scales |= {name: (scale,) for name, scale in zip(names, input_scales, strict=True)}
     return scales, guessed
 
 
@@ -123,7 +123,8 @@ def quantization_config(plan: Plan) -> dict[str, Any] | None:
     formats = {_module(weight.name): weight.format for weight in quantized}
     if not formats:
         return None
-    plain = sorted(_module(one.name) for one in plan.weights if _module(one.name) not in formats and len(one.dims) == 2)
+    matrices = [_module(weight.name) for weight in plan.weights if len(weight.dims) == 2]
+    plain = sorted(module for module in matrices if module not in formats)
     if set(formats.values()) == {"fp8_block"}:
         return {
             "quant_method": "fp8",

@@ -45,9 +45,9 @@ class ImpliedSource(Source):
             if format is None:
                 self.tensors[name] = TensorInfo(folder, dtype, shape)
                 continue
-            for suffix, one in FORMATS[format].items():
-                size = one.size(*shape) if one.rows else ()
-                self.tensors[field_name(name, suffix)] = TensorInfo(folder, one.dtype, size)
+            for suffix, field in FORMATS[format].items():
+                size = field.size(*shape) if field.rows else ()
+                self.tensors[field_name(name, suffix)] = TensorInfo(folder, field.dtype, size)
 
     def _format(self, module: str) -> str | None:
         """The number format that is declared for a module, None for a plain one."""
@@ -63,7 +63,7 @@ class ImpliedSource(Source):
 def _tensors(config: VerifierConfig) -> list[tuple[str, Shape, str]]:
     """Name, shape and dtype of every tensor, those of MTP modules last."""
     specs = checkpoint_specs(config, config.num_nextn_predict_layers)
-    return [one for spec in specs for one in _published(config, spec)]
+    return [tensor for spec in specs for tensor in _published(config, spec)]
 
 
 def _published(config: VerifierConfig, spec: TensorSpec) -> list[tuple[str, Shape, str]]:

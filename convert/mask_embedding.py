@@ -34,7 +34,7 @@ def take_mask_embedding(source: Source, config: DrafterConfig) -> DrafterConfig:
         return config
     (path, row), *others = rows.items()
     if any(not torch.equal(row, other) for _, other in others):
-        raise CheckpointError(f"{source.folder}: {' and '.join(one.name for one in rows)} differ. Take one away.")
+        raise CheckpointError(f"{source.folder}: {' and '.join(file.name for file in rows)} differ. Take one away.")
     if MASK_EMBEDDING in source:
         raise CheckpointError(f"{path}: tensor {MASK_EMBEDDING}: the weights hold one too. Which is right?")
     source.keep(MASK_EMBEDDING, path, row)
@@ -50,12 +50,12 @@ def _row(path: Path, config: DrafterConfig) -> torch.Tensor:
                 f"{path}: {_TOKEN}: found {token}, expected {config.mask_token_id}, as config.json says. It belongs to "
                 "another drafter."
             )
-        rows = [one for key, one in value.items() if key != _TOKEN]
+        rows = [row for key, row in value.items() if key != _TOKEN]
         value = rows[0] if len(rows) == 1 else value
     width = config.hidden_size
     if not isinstance(value, torch.Tensor):
-        found = f"an object of {', '.join(map(str, value))}" if isinstance(value, dict) else f"a {type(value).__name__}"
-        raise CheckpointError(f"{path}: found {found}, expected a tensor, or embedding and {_TOKEN}.")
+        kind = f"an object of {', '.join(map(str, value))}" if isinstance(value, dict) else f"a {type(value).__name__}"
+        raise CheckpointError(f"{path}: found {kind}, expected a tensor, or embedding and {_TOKEN}.")
     if value.numel() != width or value.shape[-1] != width:
         raise CheckpointError(
             f"{path}: found shape {list(value.shape)}, expected [{width}], the drafter's hidden_size."

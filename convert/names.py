@@ -90,7 +90,7 @@ def plan_verifier(source: Source, config: VerifierConfig, options: ConvertOption
         "indexer of a layer that shares another's top-k": lambda name: ".indexer." in name and _layer(name) in shared,
     }
     left_out = _closed(source, weights, reasons)
-    check_shards([(one.name, one.layout, one.format) for one in weights], options.mapping)
+    check_shards([(weight.name, weight.layout, weight.format) for weight in weights], options.mapping)
     notes = activation_notes(weights, planner.guessed, options)
     if config.num_nextn_predict_layers and not mtp:
         notes.append(
@@ -132,11 +132,11 @@ def plan_drafter(source: Source, config: DrafterConfig, options: ConvertOptions)
 
 def activation_notes(weights: list[Weight], guessed: list[str], options: ConvertOptions) -> list[str]:
     """What the user should know about activation scales that were made up, or that are not there."""
-    notes, bare = [], [one.name for one in weights if one.format in MAX_INPUT and one.inputs is None]
+    notes, bare = [], [weight.name for weight in weights if weight.format in MAX_INPUT and weight.inputs is None]
     if guessed:
         names = _listing(guessed, ", ")
         notes.append(f"no activation scale for {names}: each takes the largest of its layer's experts")
-    if options.activations.amax and all(one.inputs is None for one in weights):
+    if options.activations.amax and all(weight.inputs is None for weight in weights):
         notes.append("the calibration is not used: no weight has a format with an activation scale (nvfp4, fp8)")
     if bare:
         names = _listing(bare, ", ")
@@ -170,12 +170,12 @@ class _Planner:
     def single(self, spec: TensorSpec, name: str) -> Weight:
         """A weight that is one tensor."""
         dims = spec.sizes
-        found = self._take(name, dims, spec)
+        stored_weight = self._take(name, dims, spec)
         layout = self._layout(spec)
-        format = self._format(spec, name.removesuffix(".weight"), found)
-        inputs = self._inputs([name.removesuffix(".weight")], [found], format, 1)
+        format = self._format(spec, name.removesuffix(".weight"), stored_weight)
+        inputs = self._inputs([name.removesuffix(".weight")], [stored_weight], format, 1)
         shares = partners(name, format, self.options.recipe, lambda other: find(self.source, other))
-        return Weight(spec.name, dims, format, layout, tuple(chunks(0, found, format, shares)), inputs)
+        return Weight(spec.name, dims, format, layout, tuple(chunks(0, stored_weight, format, shares)), inputs)
 
     def absorbed(self, spec: TensorSpec, layer: str) -> Weight:
         """kv_b_proj [heads * (nope + value), compressed] split per head; the value half transposed."""
@@ -183,15 +183,15 @@ class _Planner:
         assert isinstance(config, VerifierConfig)  # whose table alone asks for it
         heads, nope, wide, rank = spec.sizes[0], config.qk_nope_head_dim, config.v_head_dim, config.kv_lora_rank
         module = f"{layer}self_attn.kv_b_proj"
-        found = self._take(f"{module}.weight", (heads * (nope + wide), rank), spec)
-        format = self._format(spec, module, found)
+        stored_weight = self._take(f"{module}.weight", (heads * (nope + wide), rank), spec)
+        format = self._format(spec, module, stored_weight)
 
         def make(matrix: Matrix) -> Matrix:
             per_head = matrix.values().view(heads, nope + wide, rank)
             half = per_head[:, nope:].transpose(1, 2) if value else per_head[:, :nope]
             return plain(format, half.reshape(-1, spec.sizes[-1]))
 
-        task = Task((Part(0, 0, found),), make=make)
+        task = Task((Part(0, 0, stored_weight),), make=make)
         return Weight(spec.name, spec.sizes, format, self._layout(spec), (task,))
 
     def experts(self, spec: TensorSpec, layer: str) -> Weight:
@@ -201,17 +201,17 @@ class _Planner:
         modules = [f"{layer}mlp.experts.{expert}.{kind}" for expert in range(count) for kind in kinds]
         if spec.name in self.source:
             whole = self._take(spec.name, spec.sizes, spec)
-            found = [whole.part(unit * rows, rows) for unit in range(len(modules))]
+            stored_weights = [whole.part(unit * rows, rows) for unit in range(len(modules))]
         else:
-            found = [self._take(f"{module}.weight", (rows, spec.sizes[2]), spec) for module in modules]
+            stored_weights = [self._take(f"{module}.weight", (rows, spec.sizes[2]), spec) for module in modules]
         # An up half of a fused tensor may begin inside a scale's block: it has no grid of its own to keep.
-        inside = spec.name in self.source and found[0].format == "fp8_block" and rows % BLOCK
-        format = self._one_format(spec, modules, found, "fp8_rows" if inside else None)
+        inside = spec.name in self.source and stored_weights[0].format == "fp8_block" and rows % BLOCK
+        format = self._one_format(spec, modules, stored_weights, "fp8_rows" if inside else None)
         tasks = tuple(
-            Task(tuple(Part(unit, 0, found[unit]) for unit in range(first, first + len(kinds))))
+            Task(tuple(Part(unit, 0, stored_weights[unit]) for unit in range(first, first + len(kinds))))
             for first in range(0, len(modules), len(kinds))
         )
-        inputs = self._inputs(modules, found, format, len(kinds))
+        inputs = self._inputs(modules, stored_weights, format, len(kinds))
         return Weight(spec.name, spec.sizes, format, self._layout(spec), tasks, inputs)
 
     def _layout(self, spec: TensorSpec) -> Layout:
@@ -220,30 +220,32 @@ class _Planner:
     def _take(self, name: str, shape: Shape, spec: TensorSpec) -> StoredWeight:
         """A tensor as it is stored; a stand-in when something is wrong with it, which is noted."""
         try:
-            found = stored_integers(self.source, name) if spec.dtype == "int32" else stored(self.source, name)
-            if found.shape != shape:
+            weight = stored_integers(self.source, name) if spec.dtype == "int32" else stored(self.source, name)
+            if weight.shape != shape:
                 raise CheckpointError(
-                    f"{self.source.folder}: tensor {name}: found shape {list(found.shape)}, expected {list(shape)}."
+                    f"{self.source.folder}: tensor {name}: found shape {list(weight.shape)}, expected {list(shape)}."
                 )
         except CheckpointError as error:
             self._faults.append(str(error))
             return StoredWeight(self.source, name, "bfloat16", shape, {"": name})
-        return found
+        return weight
 
-    def _format(self, spec: TensorSpec, module: str, found: StoredWeight, stored_as: str | None = None) -> str:
+    def _format(self, spec: TensorSpec, module: str, weight: StoredWeight, stored_as: str | None = None) -> str:
         """float32 where the network insists on it, else what the recipe says of a weight that is stored so."""
         if spec.dtype in ("float32", "int32"):
             return spec.dtype
-        format = self.options.recipe.format(module, stored_as or found.format)
-        if format == "nvfp4" and found.columns % GROUP:
-            where = f"{self.source.folder}: tensor {found.name}"
-            self._faults.append(f"{where}: found {found.columns} columns, nvfp4 needs a multiple of {GROUP}.")
+        format = self.options.recipe.format(module, stored_as or weight.format)
+        if format == "nvfp4" and weight.columns % GROUP:
+            where = f"{self.source.folder}: tensor {weight.name}"
+            self._faults.append(f"{where}: found {weight.columns} columns, nvfp4 needs a multiple of {GROUP}.")
         return format
 
     def _one_format(
-        self, spec: TensorSpec, modules: list[str], found: list[StoredWeight], stored_as: str | None
+        self, spec: TensorSpec, modules: list[str], weights: list[StoredWeight], stored_as: str | None
     ) -> str:
-        formats = [self._format(spec, module, one, stored_as) for module, one in zip(modules, found, strict=True)]
+        formats = [
+            self._format(spec, module, weight, stored_as) for module, weight in zip(modules, weights, strict=True)
+        ]
         if len(set(formats)) > 1:
             other = next(at for at, format in enumerate(formats) if format != formats[0])
             self._faults.append(
@@ -253,10 +255,10 @@ class _Planner:
         return formats[0]
 
     def _inputs(
-        self, modules: list[str], found: list[StoredWeight], format: str, shared: int
+        self, modules: list[str], weights: list[StoredWeight], format: str, shared: int
     ) -> tuple[float, ...] | None:
         """Activation scales; those that had to be made up are noted."""
-        scales, missing = self.options.activations.scales(modules, found, format, shared)
+        scales, missing = self.options.activations.scales(modules, weights, format, shared)
         self.guessed += missing
         return scales
 
@@ -278,7 +280,7 @@ _DRAFTER_SPELLINGS: tuple[Callable[[str], str], ...] = (
 
 def _spelled(held: dict[str, str], name: str) -> str:
     """The name under which a drafter's checkpoint holds a weight; our own when it does not. held: `_unwrapped`'s."""
-    return next((held[found] for spell in _DRAFTER_SPELLINGS if (found := spell(name)) in held), name)
+    return next((held[spelling] for spell in _DRAFTER_SPELLINGS if (spelling := spell(name)) in held), name)
 
 
 # A whole verifier, and one's head, last norm and embedding, under the names that training code keeps them by. A norm or
@@ -359,7 +361,7 @@ def _check_vocabulary_map(source: Source, config: DrafterConfig, offsets: str, m
 
 def _check_identity(source: Source, config: DrafterConfig, offsets: str, mask: str) -> None:
     """Where a drafter has the whole vocabulary, d2t moves no token and t2d marks every one."""
-    for name, moved in ((offsets, lambda found: found != 0), (mask, lambda found: found == 0)):
+    for name, moved in ((offsets, lambda value: value != 0), (mask, lambda value: value == 0)):
         if name in source and (source.tensors[name].shape != (config.vocab_size,) or moved(source.read(name)).any()):
             raise CheckpointError(
                 f"{source.folder}: tensor {name}: found a reduced vocabulary, expected every one of the "

@@ -40,13 +40,13 @@ def source_record(
 ) -> dict[str, Any]:
     """The folder's name, the repository and its revision, the digest of every file of weights. paths: of those.
     advance: called with the bytes hashed since, `hashed_size` in all. known: digests of files, by name."""
-    found = {path: downloaded(path) for path in paths}
-    repos, revisions = ({getattr(one, key) for one in found.values()} for key in ("repo", "revision"))
+    origins = {path: downloaded(path) for path in paths}
+    repos, revisions = ({getattr(origin, key) for origin in origins.values()} for key in ("repo", "revision"))
     return {
         "folder": name_of(folder),
         "repo": repos.pop() if len(repos) == 1 else None,
         "revision": revisions.pop() if len(revisions) == 1 else None,
-        "files": {p.name: one.sha256 or known.get(p.name) or sha256(p, advance) for p, one in found.items()},
+        "files": {p.name: origin.sha256 or known.get(p.name) or sha256(p, advance) for p, origin in origins.items()},
     }
 
 

@@ -51,18 +51,18 @@ class Recipe:
     rules: tuple[Rule, ...]
     kv_b: str = AUTO
 
-    def format(self, module: str, found: str, keep: bool = False) -> str:
-        """The format of a module's weight that lies in the checkpoint as `found`. keep: leave quantized weights that
-        our networks take plain (kv_b, the head) as they are where the recipe does not say otherwise."""
+    def format(self, module: str, stored_as: str, keep: bool = False) -> str:
+        """The format of a module's weight that lies in the checkpoint as `stored_as`. keep: leave quantized weights
+        that our networks take plain (kv_b, the head) as they are where the recipe does not say otherwise."""
         if _KV_B.fullmatch(module):
             wanted = self.kv_b
         elif quantizable(module):
             wanted = next((rule.format for rule in self.rules if fnmatchcase(module, rule.modules)), AUTO)
         else:
-            wanted = "bfloat16" if self.kv_b == "bfloat16" and found in QUANTIZED else AUTO
+            wanted = "bfloat16" if self.kv_b == "bfloat16" and stored_as in QUANTIZED else AUTO
         # A scale a row has no place in the networks; float32 loses nothing.
-        plain = found in QUANTIZED and not quantizable(module) and not keep
-        kept = "float32" if found == "fp8_rows" or plain else found
+        plain = stored_as in QUANTIZED and not quantizable(module) and not keep
+        kept = "float32" if stored_as == "fp8_rows" or plain else stored_as
         return kept if wanted == AUTO else wanted
 
     def check_used(self, modules: list[str]) -> None:

@@ -92,7 +92,7 @@ class Declared:
 
     @cached_property
     def _plain(self) -> tuple[set[str], list[Callable[[str], Any]]]:
-        return set(self.ignored), [pattern_of(one) for one in self.ignored if is_pattern(one)]
+        return set(self.ignored), [pattern_of(name) for name in self.ignored if is_pattern(name)]
 
     @cached_property
     def _named(self) -> dict[str, Scheme]:
@@ -139,7 +139,7 @@ def refuse_set(fields: Fields, what: dict[str, str]) -> None:
 def ignored(fields: Fields) -> tuple[str, ...]:
     """The modules that are listed as plain."""
     lists = [fields.values[key] for key in _PLAIN_LISTS if isinstance(fields.values.get(key), list)]
-    return tuple(str(one) for one_list in lists for one in one_list)
+    return tuple(str(name) for one_list in lists for name in one_list)
 
 
 def check_symmetric(args: Fields) -> None:

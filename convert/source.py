@@ -164,7 +164,7 @@ class Source:
         self.notes.append(f"files of weights that are not used were left alone: {', '.join(stray)}")
         held = {name: info for file in stray if (path := self.folder / file) for name, info in _tensors(path).items()}
         same = held.keys() & self.tensors.keys()
-        ours, theirs = (sum(one.size for one in tensors.values()) for tensors in (self.tensors, held))
+        ours, theirs = (sum(info.size for info in tensors.values()) for tensors in (self.tensors, held))
         whole = self.tensors.keys() <= held.keys() or (not same and theirs >= ours / 2)
         other = next((name for name in sorted(same) if not self._alike(self.tensors[name], held[name])), None)
         if whole and (other or not same):
@@ -175,14 +175,14 @@ class Source:
                 "the other one away."
             )
 
-    def _alike(self, one: TensorInfo, other: TensorInfo) -> bool:
+    def _alike(self, ours: TensorInfo, theirs: TensorInfo) -> bool:
         """Whether two tensors agree in type, shape and the bytes at both ends."""
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
+        if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
             return False
-        count = min(one.size, _COMPARED)
+        count = min(ours.size, _COMPARED)
         return all(
-            len({os.pread(self._descriptor(info.file), count, info.offset + at) for info in (one, other)}) == 1
-            for at in {0, one.size - count}
+            len({os.pread(self._descriptor(info.file), count, info.offset + at) for info in (ours, theirs)}) == 1
+            for at in {0, ours.size - count}
         )
 
     def _survey(self) -> None:
@@ -209,9 +209,9 @@ class Source:
 
 def _instead(folder: Path) -> str:
     """What a folder without tensors that can be read holds instead."""
-    found = matching(folder, (*PICKLED, *OTHER_WEIGHTS, "*.safetensors"))
-    if found:
-        return f"; {', '.join(found[:3])}: not read (pickles never are). Get or make safetensors files"
+    files = matching(folder, (*PICKLED, *OTHER_WEIGHTS, "*.safetensors"))
+    if files:
+        return f"; {', '.join(files[:3])}: not read (pickles never are). Get or make safetensors files"
     return ". Download them; a config alone is enough for `inspect`, `convert --dry-run` and `validate --config-only`"
 
 

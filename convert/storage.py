@@ -8,6 +8,7 @@ in configs misname modules.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass, replace
@@ -170,7 +171,7 @@ def find(source: Source, name: str) -> StoredWeight | None:
 
 def weights_of(source: Source) -> dict[str, StoredWeight]:
     """Every weight of a verifier's checkpoint by its Hugging Face name; fused experts one by one."""
-    found: dict[str, StoredWeight] = {}
+    weights: dict[str, StoredWeight] = {}
     for name in sorted(source.tensors, key=_natural):
         if field_of(source, name) or no_weight(name):
             continue
@@ -179,11 +180,11 @@ def weights_of(source: Source) -> dict[str, StoredWeight]:
             rows = whole.shape[1] // len(kinds)
             for at in range(whole.shape[0] * len(kinds)):
                 expert, kind = divmod(at, len(kinds))
-                found[f"{fused[1]}.{expert}.{kinds[kind]}.weight"] = whole.part(at * rows, rows)
+                weights[f"{fused[1]}.{expert}.{kinds[kind]}.weight"] = whole.part(at * rows, rows)
         else:
-            weight = name.removesuffix("_packed")
-            found[weight] = stored(source, weight)
-    return found
+            plain_name = name.removesuffix("_packed")
+            weights[plain_name] = stored(source, plain_name)
+    return weights
 
 
 def _natural(name: str) -> list[Any]:
@@ -241,7 +242,7 @@ def _role(source: Source, name: str, scale: str) -> str:
     if not any(shapes.values()):
         raise CheckpointError(f"{source.folder}: tensor {scale}: scales a weight {list(shape)}, expected a matrix.")
     dtypes = (*_NUMBERS, "U8") if source.declared.exponents else _NUMBERS
-    _expect(source, scale, *(one for legal in shapes.values() for one in legal), dtypes=dtypes)
+    _expect(source, scale, *itertools.chain(*shapes.values()), dtypes=dtypes)
     return next((format for format in fitting if format in declared), fitting[0])
 
 
@@ -320,7 +321,7 @@ def _expect(source: Source, name: str, *shapes: Shape, dtypes: tuple[str, ...] =
         raise CheckpointError(
             f"{source.folder}: tensor {name}: found {source.tensors[name].dtype}, expected {' or '.join(dtypes)}."
         )
-    found = source.tensors[name].shape
-    if found not in shapes:
+    actual = source.tensors[name].shape
+    if actual not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
-        raise CheckpointError(f"{source.folder}: tensor {name}: found shape {list(found)}, expected {wanted}.")
+        raise CheckpointError(f"{source.folder}: tensor {name}: found shape {list(actual)}, expected {wanted}.")

@@ -114,19 +114,19 @@ def read_terms(folder: Path, files: tuple[str, ...], record: Any = None) -> Term
     linked = (card.link or "").rpartition("/blob/main/")[2]
     if linked and Path(linked).name == linked and (folder / linked).is_file():
         files = tuple(dict.fromkeys([*files, linked]))
-    said = {card.source: card.name} if card.name else {}
+    names = {card.source: card.name} if card.name else {}
     for file in files:
         if name := _of_text(_head(folder / file)):
-            said[file] = name
-    made = Terms.from_json(record)
-    if not said:
-        return Terms(made.name, made.link, files, made.source)
-    source = max(said, key=lambda one: _rank(said[one]))
+            names[file] = name
+    recorded = Terms.from_json(record)
+    if not names:
+        return Terms(recorded.name, recorded.link, files, recorded.source)
+    source = max(names, key=lambda file: _rank(names[file]))
     notes = ()
-    if len({name for name in said.values() if _rank(name) >= 0 and not name.startswith("other")}) > 1:
-        listed = ", ".join(f"{file} says {name}" for file, name in said.items())
+    if len({name for name in names.values() if _rank(name) >= 0 and not name.startswith("other")}) > 1:
+        listed = ", ".join(f"{file} says {name}" for file, name in names.items())
         notes = (f"its licence is told differently ({listed}): the strictest is taken",)
-    return Terms(said[source], card.link, files, source, notes)
+    return Terms(names[source], card.link, files, source, notes)
 
 
 def terms_lines(name: str, record: Mapping[str, Any]) -> list[str]:
@@ -134,18 +134,18 @@ def terms_lines(name: str, record: Mapping[str, Any]) -> list[str]:
     part. No lines of a record that is older."""
     parts = record.get("licenses", {name: record["license"]} if "license" in record else {})
     known = {name: Terms.from_json(value) for name, value in parts.items()}
-    lines = [f"licence of {name}: {one.name or 'unknown'} ({one.says})" for name, one in known.items()]
-    if len(known) > 1 and any(one.rank >= 0 for one in known.values()):
-        strictest = max(known.values(), key=lambda one: one.rank)
-        odd = [name for name, one in known.items() if one.rank < 0]
+    lines = [f"licence of {name}: {terms.name or 'unknown'} ({terms.says})" for name, terms in known.items()]
+    if len(known) > 1 and any(terms.rank >= 0 for terms in known.values()):
+        strictest = max(known.values(), key=lambda terms: terms.rank)
+        odd = [name for name, terms in known.items() if terms.rank < 0]
         apart = f"; not known: {', '.join(odd)}" if odd else ""
         lines.append(f"the strictest licence: {strictest.name} ({strictest.says}){apart}")
     return lines
 
 
 def _rank(name: str | None) -> int:
-    said = re.sub(r"[\s_]+", "-", (name or "").strip().lower())
-    return next((rank for rank, one in enumerate(CLASSES) if re.fullmatch(one.names, said)), -1)
+    spelled = re.sub(r"[\s_]+", "-", (name or "").strip().lower())
+    return next((rank for rank, licences in enumerate(CLASSES) if re.fullmatch(licences.names, spelled)), -1)
 
 
 def _card(folder: Path) -> Terms:
@@ -154,16 +154,16 @@ def _card(folder: Path) -> Terms:
 
     match = re.match(r"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)", _head(folder / "README.md"), re.DOTALL)
     try:
-        said = yaml.safe_load(match[1]) if match else None
+        header = yaml.safe_load(match[1]) if match else None
     except yaml.YAMLError:
-        said = None
-    if not isinstance(said, dict):
+        header = None
+    if not isinstance(header, dict):
         return Terms()
-    names = said.get("license")
-    names = [str(one) for one in names] if isinstance(names, list) else [str(names)] if names else []
-    if (own := said.get("license_name")) and names in ([], ["other"]):
+    names = header.get("license")
+    names = [str(licence) for licence in names] if isinstance(names, list) else [str(names)] if names else []
+    if (own := header.get("license_name")) and names in ([], ["other"]):
         names = [str(own) if _rank(str(own)) >= 0 else f"other: {own}"]
-    link = said.get("license_link")
+    link = header.get("license_link")
     return Terms(max(names, key=_rank, default=None), str(link) if link else None, source="README.md")
 
 

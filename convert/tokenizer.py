@@ -62,7 +62,7 @@ def _loaded(home: Path, folder: Path, names: tuple[str, ...]) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        made = AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises every kind, bare `Exception` for a format it does not know
         if "custom code" in str(error):
             advice = (
@@ -71,20 +71,22 @@ def _loaded(home: Path, folder: Path, names: tuple[str, ...]) -> Any:
             _refuse(folder, "it asks for code of its own, which is never run", advice)
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".replace(str(home), str(folder))
         _refuse(folder, reason, "A newer transformers may read it; or convert a copy without its files, and send ids.")
-    if not hasattr(made, "backend_tokenizer"):
-        _refuse(folder, f"{type(made).__name__} has no fast tokenizer", "Add its tokenizer.json.")
-    made.chat_template = made.chat_template or _legacy_template(home, folder)
-    _check_templates(folder, made)
-    return made
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        _refuse(folder, f"{type(tokenizer).__name__} has no fast tokenizer", "Add its tokenizer.json.")
+    tokenizer.chat_template = tokenizer.chat_template or _legacy_template(home, folder)
+    _check_templates(folder, tokenizer)
+    return tokenizer
 
 
 def _legacy_template(home: Path, folder: Path) -> str | None:
     """Where processors keep it; transformers' tokenizers do not look there."""
     path = home / "chat_template.json"
-    found = read_json(path).get("chat_template") if path.is_file() else None
-    if found is not None and not isinstance(found, str):
-        raise CheckpointError(f"{folder / path.name}: chat_template: found a {type(found).__name__}, expected a text.")
-    return found
+    template = read_json(path).get("chat_template") if path.is_file() else None
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(
+            f"{folder / path.name}: chat_template: found a {type(template).__name__}, expected a text."
+        )
+    return template
 
 
 def _check_templates(folder: Path, tokenizer: Any) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from glmspec.convert.checkpoint import config_of, is_converted, read_checkpoint
+from glmspec.convert.checkpoint import config_of, open_converted
 from glmspec.convert.conversion import AUTO, plan_conversion, plan_source
 from glmspec.convert.implied import ImpliedSource
 from glmspec.convert.names import ConvertOptions
@@ -93,7 +93,7 @@ def open_weights(place: Path, options: ConvertOptions = AUTO, *, config_only: bo
         return _by_config(place, options)
     if place.is_file():
         raise ConfigError(f"{place}: found a file, expected a checkpoint's folder (or --config-only).")
-    return read_checkpoint(place) if is_converted(place) else plan_conversion(place, options)
+    return open_converted(place) or plan_conversion(place, options)
 
 
 def _by_config(place: Path, options: ConvertOptions) -> Weights:

@@ -62,7 +62,7 @@ def cut(weights: tuple[Weight, ...], ranks: int) -> list[tuple[Weight, ...]]:
     parts: list[list[Weight]] = [[]]
     filled = 0
     for weight in weights:
-        size = max(sum(one.size for one in weight.outputs(rank).values()) for rank in range(ranks))
+        size = max(sum(tensor.size for tensor in weight.outputs(rank).values()) for rank in range(ranks))
         if parts[-1] and filled + size > PART_BYTES:
             parts.append([])
             filled = 0
@@ -239,18 +239,17 @@ def matrices(weight: Weight, task: Task, device: str = "cpu") -> Iterator[tuple[
                 "or a scale of zero."
             )
     if task.make is not None:
-        made = task.make(read[0])
+        matrix = task.make(read[0])
         for unit in range(weight.layout.units):
             rows = slice(unit * weight.layout.rows, (unit + 1) * weight.layout.rows)
-            yield Part(unit, 0, task.parts[0].stored), Matrix(made.format, {"": made.fields[""][rows]})
+            yield Part(unit, 0, task.parts[0].stored), Matrix(matrix.format, {"": matrix.fields[""][rows]})
         return
     largest = 0.0
     if needs_amax(task, weight.format):
         sizes = [_amax(part.stored, matrix) for part, matrix in zip(task.parts, read, strict=True)]
-        largest = max(sizes + [_amax(one, one.read()) for one in task.shares])
+        largest = max(sizes + [_amax(share, share.read()) for share in task.shares])
     for part, matrix in zip(task.parts, read, strict=True):
-        made = formats.convert(matrix, weight.format, largest, device)
-        yield part, _padded(weight, part, made)
+        yield part, _padded(weight, part, formats.convert(matrix, weight.format, largest, device))
 
 
 def _amax(stored: StoredWeight, matrix: Matrix) -> float:

@@ -38,7 +38,11 @@ def seal_of(record: dict[str, Any]) -> str:
 def open_sealed(path: Path, shape: Shape, again: str) -> dict[str, Any]:
     """A record as it was written. again: what to do about another. Raises `CheckpointError` for one that changed, or
     that an earlier version wrote, and `ConfigError` naming a key that is not of `shape`."""
-    record = read_json(path)
+    return check_sealed(read_json(path), path, shape, again)
+
+
+def check_sealed(record: dict[str, Any], path: Path, shape: Shape, again: str) -> dict[str, Any]:
+    """A record that was read from `path`, checked as `open_sealed` says."""
     if SEAL not in record:
         raise CheckpointError(
             f"{path}: found no {SEAL} of its own: written by an earlier version of glmspec, or damaged. {again}"

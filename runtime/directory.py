@@ -7,6 +7,7 @@ records, and no plans yet.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -78,13 +79,13 @@ class EngineDirectory:
     def open(cls, folder: Path, kind: str = ENGINES) -> EngineDirectory:
         """kind: ENGINES, or BUNDLE for one without plans. Raises `EngineError` when it is none, or when a file it lists
         is gone or changed."""
-        found = kind_of(folder)
-        if found == BUNDLE and kind == ENGINES:
+        actual = kind_of(folder)
+        if actual == BUNDLE and kind == ENGINES:
             raise EngineError(
                 f"{folder}: a bundle, not an engine directory yet. Finish it on the machine that it is for: "
                 f"glmspec-build engine --from-bundle {folder} -o ENGINES"
             )
-        if found != kind:
+        if actual != kind:
             raise EngineError(f"{folder}: not {_HOW[kind]}")
         if kind == BUNDLE and "members" in read_json(folder / "config.json"):
             raise EngineError(f"{folder}: a bundle that an earlier version of glmspec prepared. {AGAIN[BUNDLE]}")
@@ -223,11 +224,11 @@ class EngineDirectory:
         if name == self.mtp:
             return name
         for key in ("name", "source"):
-            found = [drafter["name"] for drafter in self.drafters if drafter[key] == name]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                raise EngineError(f"{self.folder}: drafter {name!r}: fits {' and '.join(found)}; say which.")
+            names = [drafter["name"] for drafter in self.drafters if drafter[key] == name]
+            if len(names) == 1:
+                return names[0]
+            if names:
+                raise EngineError(f"{self.folder}: drafter {name!r}: fits {' and '.join(names)}; say which.")
         known = ", ".join(self.choices) or "none"
         raise EngineError(
             f"{self.folder}: drafter {name!r}: no such drafter in this engine directory. It has: {known}."
@@ -241,7 +242,7 @@ class EngineDirectory:
         return built_for((self.folder / name / recorded["folder"]).resolve(), self.folder / name, recorded, self.again)
 
     def all_weights(self) -> dict[str, Checkpoint]:
-        """Every model's checkpoint, as `weights` has it; models that share one have one value."""
+        """Every model's checkpoint, as `weights` has it; models that share one have one value (see `each_once`)."""
         opened: dict[tuple[str, ...], Checkpoint] = {}
         checkpoints = {}
         for name, model in self.models.items():
@@ -266,3 +267,8 @@ def limits_of(fields: Fields) -> EngineLimits:
         return EngineLimits(**fields.section("limits").values)
     except TypeError:
         fields.fail("limits", f"numbers: {', '.join(limit.name for limit in dataclasses.fields(EngineLimits))}")
+
+
+def each_once(weights: Mapping[str, Checkpoint]) -> list[Checkpoint]:
+    """Each checkpoint once, in the order of the models that have it. weights: by the model's name."""
+    return list({checkpoint.folder: checkpoint for checkpoint in weights.values()}.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from glmspec.convert.command import convert_folder, options_of
 from glmspec.convert.conversion import plan_conversion
 from glmspec.convert.settings import ConvertSettings
 from glmspec.convert.source import SINGLE
+from glmspec.convert.weights import open_weights
+from glmspec.core.fields import read_json
 from glmspec.core.files import sha256
 from glmspec.core.progress import Progress
 from glmspec.triton_repo.repository import write_repository
@@ -77,3 +80,12 @@ def test_convert_hashes_a_source_that_it_compares_once(tmp_path, hashed):
     convert_folder(settings, tmp_path / "ck", options_of(settings), Progress())
     assert read_checkpoint(tmp_path / "ck").record["source"]["files"] == {SINGLE: expected}
     assert hashed.take()[f"tiny-dspark/{SINGLE}"] == 1
+
+
+def test_the_record_of_a_converted_checkpoint_is_read_once(home, monkeypatch):
+    readings: list[Path] = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("glmspec.") and getattr(module, "read_json", None) is read_json:
+            monkeypatch.setattr(module, "read_json", lambda path: readings.append(path) or read_json(path))
+    open_weights(home / "verifier")
+    assert readings == [home / "verifier" / "config.json"]
