@@ -9,10 +9,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from glmspec.build.deployment import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, Deployment
+from glmspec.build.deployment import Deployment
 from glmspec.build.engine_writer import REPORT, MemberNetworks, compile_member, write_directory
 from glmspec.build.member import Member
 from glmspec.build.plugin_variants import graphs_of, variants_of
+from glmspec.build.settings import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON
 from glmspec.build.target import TARGETS, compiler_for
 from glmspec.build.validate.report import Report
 from glmspec.convert.tokenizer import check_tokenizer

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -32,11 +31,11 @@ from glmspec.build.cli_options import (
     MODEL,
     OUTPUT,
     RECIPES,
-    build_options,
     ranks,
     sizes,
 )
 from glmspec.build.cli_serving import generate, repo, serve
+from glmspec.build.settings import EngineSettings, PluginsSettings, ValidateSettings
 from glmspec.build.target import TARGETS
 from glmspec.convert.settings import ConvertSettings
 from glmspec.core.errors import GlmspecError
@@ -51,7 +50,6 @@ config_only = section(
     click.option("--config-only", is_flag=True,
                  help="The verifier and drafters are config.json files, or folders with one."),
 )  # fmt: skip
-_UNSAID = (None, (), False, "auto", "greedy")  # what size options are that nobody gave
 
 
 @click.group(
@@ -161,38 +159,31 @@ def verify(directory: Path, json_file: Path | None) -> None:
     click.option("--from-bundle", "bundle", type=FOLDER,
                  help="Finish a bundle, on a machine with its GPU and TensorRT. Default of --output: BUNDLE-engines."),
 )  # fmt: skip
-def engine(
-    verifier: Path | None,
-    drafters: tuple[Path, ...],
-    target: str | None,
-    output: Path | None,
-    no_validate: bool,
-    resume: bool,
-    bundle: Path | None,
-    **sizes: Any,
-) -> None:
+@as_one(EngineSettings)
+def engine(settings: EngineSettings) -> None:
     """Build an engine directory from a verifier and its drafters.
 
     Where the target's TensorRT or GPU is not here, what needs none is done and written as a bundle; the command that
     finishes it is told."""
-    left = None
-    if bundle:
-        given = (verifier, drafters, target, resume, *sizes.values())
-        if any(value not in _UNSAID for value in given):
+    left, output = None, settings.output
+    if settings.bundle:
+        given = (settings.verifier, settings.drafters, settings.target, settings.resume, settings.options.given)
+        if any(given):
             raise click.UsageError("--from-bundle knows its models, target and sizes: leave them out")
         from glmspec.build.bundle import finish, finished_name
 
-        output = output or finished_name(bundle)
-        finish(bundle, output, progress())
+        output = output or finished_name(settings.bundle)
+        finish(settings.bundle, output, progress())
     else:
-        verifier, target = required("--verifier", verifier), required("--target", target)
+        verifier, target = required("--verifier", settings.verifier), required("--target", settings.target)
         output = required("--output", output)
-        check_configs(verifier, drafters)
+        check_configs(verifier, settings.drafters)
         from glmspec.build.engine import build_engines
 
-        options = build_options(sizes)
-        flags = {"check": not no_validate, "resume": resume}
-        left = build_engines(verifier, drafters, TARGETS[target], options, output, progress(), **flags)
+        flags = {"check": not settings.no_validate, "resume": settings.resume}
+        left = build_engines(
+            verifier, settings.drafters, TARGETS[target], settings.options, output, progress(), **flags
+        )
     result(str(output))
     if left:
         click.echo(left, err=True)
@@ -216,34 +207,17 @@ def engine(
     click.option("--json", "json_file", type=JSON, help="Write the report as JSON; -: to standard output, no table."),
     click.option("--junit", type=WRITTEN, help="Write the report as JUnit XML."),
 )  # fmt: skip
-def validate(
-    source: Path | None,
-    verifier: Path | None,
-    drafters: tuple[Path, ...],
-    target: str | None,
-    config_only: bool,
-    group_layers: int,
-    cache: Path | None,
-    stages: tuple[str, ...],
-    json_file: Path | None,
-    junit: Path | None,
-    **sizes: Any,
-) -> None:
+@as_one(ValidateSettings)
+def validate(settings: ValidateSettings) -> None:
     """Check, without a GPU, that the verifier SOURCE builds for a target and computes what it should.
 
     Exit code 1 when a check fails, 3 when one could not run for lack of a package."""
-    if (source is None) == (verifier is None):
+    if (settings.source is None) == (settings.verifier is None):
         raise click.UsageError("give SOURCE, or --verifier in its place")
-    target = required("--target", target)
-    from glmspec.build.validate.command import Outputs, checked_options, validate_command
+    target = required("--target", settings.target)
+    from glmspec.build.validate.command import validate_command
 
-    source = source or required("--verifier", verifier)
-    validate_options, outputs = checked_options(stages, group_layers, cache), Outputs(json_file, junit)
-    options = build_options(sizes)
-    code = validate_command(
-        source, drafters, TARGETS[target], options, validate_options, outputs, progress(), config_only=config_only
-    )
-    sys.exit(code)
+    sys.exit(validate_command(settings, TARGETS[target], progress()))
 
 
 @main.command()
@@ -261,40 +235,31 @@ def validate(
     click.option("-o", "--output", type=OUT, help="Folder to write PTX, cubins and a manifest to. Default: none."),
 )  # fmt: skip
 @as_json
-def plugins(
-    verifier: Path | None,
-    drafters: tuple[Path, ...],
-    target: str | None,
-    config_only: bool,
-    ops: tuple[str, ...],
-    output: Path | None,
-    json_file: Path | None,
-    **sizes: Any,
-) -> None:
+@as_one(PluginsSettings)
+def plugins(settings: PluginsSettings) -> None:
     """Compile the plugins' kernels for a target. Needs Triton, no GPU; fails when one spills or passes its limits."""
-    target = required("--target", target)
-    given = {"drafter": drafters, "config_only": config_only, **sizes}
-    named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in _UNSAID]
-    if verifier is None and named:
+    verifier, target = settings.verifier, TARGETS[required("--target", settings.target)]
+    given = ["--drafter"] * bool(settings.drafters) + ["--config-only"] * settings.config_only + settings.options.given
+    if verifier is None and given:
         raise click.UsageError(
-            f"{', '.join(named)}: of use with --verifier only; sizes are the full model's without it"
+            f"{', '.join(given)}: of use with --verifier only; sizes are the full model's without it"
         )
-    if verifier and ops:
+    if verifier and settings.ops:
         raise click.UsageError("--verifier and --op exclude each other")
     if verifier:
-        check_configs(verifier, drafters)
+        check_configs(verifier, settings.drafters)
     from glmspec.build.compile_plugins import compile_plugins, full_model, of_deployment
     from glmspec.build.deployment import open_deployment
 
     if verifier:
-        options = build_options(sizes)
-        deployment = open_deployment(verifier, drafters, TARGETS[target], options, config_only=config_only)
+        config_only = settings.config_only
+        deployment = open_deployment(verifier, settings.drafters, target, settings.options, config_only=config_only)
         variants = of_deployment(deployment, progress())
     else:
-        variants = full_model(TARGETS[target], ops)
-    record = compile_plugins(variants, TARGETS[target], output, progress(), table=str(json_file) != "-")
-    if json_file:
-        write_json_to(json_file, record)
+        variants = full_model(target, settings.ops)
+    record = compile_plugins(variants, target, settings.output, progress(), table=str(settings.json_file) != "-")
+    if settings.json_file:
+        write_json_to(settings.json_file, record)
 
 
 for _command in (generate, repo, serve):

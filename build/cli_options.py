@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
 from glmspec.build.cli_base import FILE, PLACE, WRITTEN, Count, section
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.runtime.request_table import BOOL, NUMBER, SETTINGS, TEXTS, Setting
 
@@ -28,7 +30,14 @@ def ranks(default: str) -> tuple[Any, Any]:
 
 
 def sizes(command: Any) -> Any:
-    """The options that say for what, how large and in which form: of `engine`, `validate` and `plugins` alike."""
+    """The options that say for what, how large and in which form: of `engine`, `validate` and `plugins` alike. Those
+    that are build options reach the command as one argument, `options`."""
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> None:
+        options = BuildOptions(**{field.name: values.pop(field.name) for field in fields(BuildOptions)})
+        command(**values, options=options)
+
     model = section(
         MODEL,
         click.option("--drafter", "drafters", multiple=True, type=PLACE,
@@ -41,7 +50,8 @@ def sizes(command: Any) -> Any:
         TARGET,
         click.option("--target", type=click.Choice(list(TARGETS)), help="Where the engines will run."),
         *ranks("as converted, else 1"),
-        click.option("--dtype", type=DTYPES, help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs."),
+        click.option("--dtype", "compute", type=DTYPES,
+                     help="Compute dtype. Default: float32 for cpu, bfloat16 for GPUs."),
         click.option("--kv-cache-dtype", type=click.Choice(["auto"]), default="auto", hidden=True,
                      help="auto: the compute dtype, all that TensorRT's cache update takes."),
         click.option("--plugins", type=click.Choice(["auto", "on", "off"]), default="auto",
@@ -72,15 +82,7 @@ def sizes(command: Any) -> Any:
         click.option("--draft-sampling", type=click.Choice(["greedy", "probabilistic"]), default="greedy",
                      help="Drafts are the drafter's best, or drawn at the request's temperature."),
     )  # fmt: skip
-    return model(target(limits(drafts(command))))
-
-
-def build_options(values: dict[str, Any]) -> Any:
-    """The build options among a command's parameters."""
-    from glmspec.build.deployment import BuildOptions
-
-    values["compute"] = values.pop("dtype")
-    return BuildOptions(**values)
+    return model(target(limits(drafts(with_options))))
 
 
 def drafting(command: Any) -> Any:

@@ -18,8 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from glmspec.build.deployment import PLUGINS_OFF, Deployment
+from glmspec.build.deployment import Deployment
 from glmspec.build.plugin_variants import check_plugins, graphs_of, variants_of
+from glmspec.build.settings import PLUGINS_OFF
 from glmspec.build.target import TARGETS, Target
 from glmspec.build.validate.case import Case
 from glmspec.core.errors import ConfigError

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from glmspec.build.member import MTP, VERIFIER, Member
+from glmspec.build.settings import GREEDY, PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON, PROBABILISTIC, BuildOptions
 from glmspec.build.target import Target
 from glmspec.convert.checkpoint import Checkpoint
 from glmspec.convert.names import ConvertOptions
@@ -29,30 +30,7 @@ from glmspec.network.shards import Mapping
 from glmspec.network.trt import Backend
 from glmspec.network.trt_limits import KV_CACHE_DTYPES
 
-GREEDY, PROBABILISTIC = "greedy", "probabilistic"  # how drafts are chosen
-PLUGINS_AUTO, PLUGINS_ON, PLUGINS_OFF = "auto", "on", "off"  # whether plugins stand in for TensorRT's layers
 MAX_MTP_DRAFTS = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildOptions:
-    """What the user may choose; None takes the checkpoint's (tp, ep) or the target's default."""
-
-    compute: str | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_cached_tokens: int | None = None
-    kv_cache_dtype: str = "auto"
-    tp: int | None = None
-    ep: int | None = None
-    quant: str = "auto"
-    mtp: bool = False  # the verifier's MTP module too
-    drafter_window: str | None = None  # None: as each drafter's format is trained
-    num_speculative_tokens: int | None = None  # drafts of a block; None: as many as each drafter's checkpoint allows
-    draft_sampling: str = GREEDY  # or "probabilistic": drafts are drawn
-    markov_top_k: int | None = None  # drafts of a Markov head are among so many best logits; None: any
-    plugins: str = PLUGINS_AUTO  # on: refuse where one cannot be
 
 
 @dataclass(frozen=True)

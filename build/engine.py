@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glmspec.build.bundle import prepare
-from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
+from glmspec.build.deployment import Deployment, open_deployment
 from glmspec.build.engine_writer import REPORT, compile_member, keep_conversions, weights_size, write_directory
 from glmspec.build.member import MTP
 from glmspec.build.memory import MemoryPlan, greatest_steps, plan_memory, with_pool
 from glmspec.build.plugin_variants import check_plugins
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import PROXY_PACKAGE, Target, compiler_for
 from glmspec.build.validate.run import ValidateOptions, refuse_failures, validate
 from glmspec.convert.checkpoint import Checkpoint

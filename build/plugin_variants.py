@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glmspec.build.deployment import PLUGINS_OFF, PLUGINS_ON, Deployment
+from glmspec.build.deployment import Deployment
+from glmspec.build.settings import PLUGINS_OFF, PLUGINS_ON
 from glmspec.core.errors import ConfigError
 from glmspec.core.sealed import check_files, open_sealed
 from glmspec.network.reader import Graph, read

@@ -20,7 +20,8 @@ import torch
 from measured import ASSETS, console, interval, length, made_by, origin, prompts, spread, write
 from rich.progress import track
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.models.registry import model_of

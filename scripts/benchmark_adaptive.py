@@ -24,7 +24,8 @@ from measured import ASSETS, SPECULATION, console, interval, made_by, origin, pr
 from temperatures import fit_temperatures
 from tiny.corpus import held_out_prompts
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.runtime.adaptive import AdaptiveVerification

@@ -23,7 +23,8 @@ from typing import Any
 import click
 from measured import OUT, ROOT, console, made_by, origin, write
 
-from glmspec.build.deployment import BuildOptions, open_deployment
+from glmspec.build.deployment import open_deployment
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import PROXY_PACKAGE, TARGETS
 from glmspec.network.limits import CONTEXT, GENERATION
 from glmspec.network.reader import read

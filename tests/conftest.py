@@ -13,7 +13,8 @@ from support.engines import keep_networks
 from support.models import ASSETS, GOLDENS
 from support.shared import Shared
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from glmspec.build.deployment import PLUGINS_OFF, PLUGINS_ON
 from glmspec.build.plugin_variants import variants_of
+from glmspec.build.settings import PLUGINS_OFF, PLUGINS_ON
 from glmspec.build.validate.case import Case, StageResult
 from glmspec.build.validate.compile_cache import CompileCache
 from glmspec.build.validate.report import Fault

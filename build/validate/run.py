@@ -20,7 +20,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
+from glmspec.build.deployment import Deployment, open_deployment
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import Target
 from glmspec.build.validate import compile as aot
 from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights

@@ -20,8 +20,9 @@ from support.tensorrt_stand_in import PluginLayer, networks_with_plugins
 
 from glmspec.build import bundle
 from glmspec.build import target as targets
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
 from glmspec.build.member import Member
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
 from glmspec.convert.conversion import plan_conversion

@@ -17,7 +17,8 @@ from support.records import flips, rewrite, rewrite_model
 from glmspec.build import bundle
 from glmspec.build import target as targets
 from glmspec.build.compile_plugins import compile_plugins, full_model
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
 from glmspec.convert.checkpoint import read_checkpoint

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from support.models import GOLDENS, edit_checkpoint
 from support.records import rewrite as rewrite_file
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import GlmspecError

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from support.models import GOLDENS, edit_checkpoint
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import GlmspecError

@@ -13,7 +13,8 @@ import pytest
 from support.cli import done, refused
 from support.models import GOLDENS, edit_checkpoint
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.convert import writer
 from glmspec.core import folders

@@ -11,8 +11,9 @@ import pytest
 from support.models import DATA, GOLDENS
 
 from glmspec.build import deployment as deployments
-from glmspec.build.deployment import BuildOptions, open_deployment
+from glmspec.build.deployment import open_deployment
 from glmspec.build.memory import greatest_steps, peak, plan_memory, with_pool
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError
 from glmspec.network.reader import Graph, Node, Value, read

@@ -10,9 +10,10 @@ from support.models import ASSETS
 from support.tensorrt_stand_in import networks_with_plugins
 
 from glmspec.build import plugin_variants
-from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
+from glmspec.build.deployment import Deployment, open_deployment
 from glmspec.build.engine import build_engines
 from glmspec.build.plugin_variants import check_plugins, graphs_of, variants_of
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError, MissingCapability
 from glmspec.core.progress import Progress

@@ -9,7 +9,8 @@ import pytest
 from support.hashed import Hashed, assert_once
 from support.models import ASSETS
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.build.verify import verify_folder
 from glmspec.convert.checkpoint import read_checkpoint

@@ -10,7 +10,8 @@ import pytest
 from support.cli import done
 from support.models import ASSETS, GOLDENS, edit_checkpoint
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.convert.beside import LICENCES, matching
 from glmspec.convert.command import convert_folder

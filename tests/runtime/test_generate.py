@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 from support.models import GOLDENS
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import EngineError, GlmspecError, RequestError
 from glmspec.core.progress import Progress

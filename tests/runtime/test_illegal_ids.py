@@ -18,7 +18,8 @@ from support.models import ASSETS, GOLDENS, random_verifier
 
 from glmspec.build.deployment import open_deployment
 from glmspec.build.describe import describe
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import RequestError
 from glmspec.core.progress import Progress

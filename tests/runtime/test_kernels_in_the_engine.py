@@ -18,7 +18,8 @@ from kernel_checks.launch import Launcher
 from support.faces import remember_builtins
 from support.models import ASSETS, edit_checkpoint
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.plugins import OPS

@@ -10,7 +10,8 @@ import pytest
 import torch
 from support.models import ASSETS, GOLDENS
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.runtime.adaptive import Adaptive

@@ -10,7 +10,8 @@ from support.cli import done
 from support.drafters import Converted, assert_close, draft, golden, load
 from support.models import ASSETS
 
-from glmspec.build.deployment import BuildOptions, open_deployment
+from glmspec.build.deployment import open_deployment
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError
 from glmspec.models.registry import model_of

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from support.models import ASSETS, GOLDENS, LIMITS, edit_checkpoint, mtp_tensors
 from support.mtp import OracleChain, hiddens, load_oracle
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import plan_conversion
 from glmspec.core.errors import EngineError

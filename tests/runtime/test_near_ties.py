@@ -15,7 +15,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.models import ASSETS
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine

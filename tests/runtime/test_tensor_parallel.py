@@ -10,7 +10,8 @@ import torch
 from support.models import ASSETS, GOLDENS, LIMITS, random_verifier
 from support.networks import author
 
-from glmspec.build.engine import BuildOptions, build_engines
+from glmspec.build.engine import build_engines
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES

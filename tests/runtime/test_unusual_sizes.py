@@ -14,7 +14,8 @@ from support.drafters import LIMITS as DRAFTER_LIMITS
 from support.drafters import PAGES, RINGS, Converted, load
 from support.models import LIMITS, features_as_taps, load_verifier, random_verifier, stable_topk
 
-from glmspec.build.deployment import BuildOptions, open_deployment
+from glmspec.build.deployment import open_deployment
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError
 from glmspec.models.configs.drafter import Convolution, DrafterConfig, MarkovHeadConfig, Selector

@@ -20,8 +20,9 @@ import torch
 from safetensors.torch import load_file
 
 from glmspec.build.cli import main
-from glmspec.build.deployment import BuildOptions, Deployment, open_deployment
+from glmspec.build.deployment import Deployment, open_deployment
 from glmspec.build.plugin_variants import variants_of
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.network.reader import read
 from glmspec.network.trt import Backend, backend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from glmspec.build.deployment import BuildOptions
+from glmspec.build.settings import BuildOptions
 from glmspec.build.target import TARGETS
 from glmspec.build.validate.report import Report
 from glmspec.build.validate.run import NAMES, ValidateOptions, validate_source
