@@ -227,6 +227,44 @@ def first_past(goal, sum_n, weight_n, place_n):
 
 
 @triton.jit
+def updated(new, now_j, old_j, there_j):
+    """What earlier drafts left, and something new for the one of this step. old_j: pointers."""
+    return tl.where(now_j, new, tl.load(old_j, mask=there_j))
+
+
+@triton.jit
+def draw_from_splits(
+    best,
+    best_s,
+    split_s,
+    there_s,
+    temperature,
+    sum_BS,
+    z_BJV,
+    uniform_BJ,
+    block,
+    step,
+    J: tl.constexpr,
+    S: tl.constexpr,
+    vocab: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """A token drawn from softmax(z / temperature), and the sum of all weights: the split in which the running sum
+    passes the uniform number's share of it, then the token in that split. A temperature of 0 draws as 1 does."""
+    warm = tl.where(temperature == 0.0, 1.0, temperature)
+    weight_s = tl.load(sum_BS + block * S + split_s, mask=there_s, other=0.0) * weight(best_s, best, warm)
+    sum_s = tl.cumsum(weight_s, 0)
+    total = tl.max(sum_s, 0)
+    goal = tl.load(uniform_BJ + block * J + step) * total
+    split = first_past(goal, sum_s, weight_s, split_s)
+    before = tl.max(tl.where(split_s < split, sum_s, 0.0), 0)
+    token_w = split * SPLIT + tl.arange(0, SPLIT)
+    z_w = tl.load(z_BJV + (block * J + step) * vocab + token_w, mask=token_w < vocab, other=NONE).to(tl.float32)
+    weight_w = weight(z_w, best, warm)
+    return first_past(goal, before + tl.cumsum(weight_w, 0), weight_w, token_w), total
+
+
+@triton.jit
 def markov_finish_kernel(
     best_BS,
     index_BS,
@@ -273,28 +311,20 @@ def markov_finish_kernel(
     if vocab > 1:
         margin = best - tl.max(tl.where(index_s == index, second_s, best_s), 0)
     if uniform_BJ is not None:
-        heat = tl.load(temperature_B + block)
-        warm = tl.where(heat == 0.0, 1.0, heat)
-        weight_s = tl.load(sum_BS + block * S + split_s, mask=there_s, other=0.0) * weight(best_s, best, warm)
-        sum_s = tl.cumsum(weight_s, 0)
-        total = tl.max(sum_s, 0)
-        goal = tl.load(uniform_BJ + block * J + step) * total
-        split = first_past(goal, sum_s, weight_s, split_s)
-        before = tl.max(tl.where(split_s < split, sum_s, 0.0), 0)
-        token_w = split * SPLIT + tl.arange(0, SPLIT)
-        z_w = tl.load(z_BJV + (block * J + step) * vocab + token_w, mask=token_w < vocab, other=NONE).to(tl.float32)
-        weight_w = weight(z_w, best, warm)
-        drawn = first_past(goal, before + tl.cumsum(weight_w, 0), weight_w, token_w)
-        token = tl.where(heat == 0.0, index, drawn)
-        bests_j = tl.where(now_j, index, tl.load(old_bests_BJ + at_j, mask=there_j))
-        totals_j = tl.where(now_j, total, tl.load(old_totals_BJ + at_j, mask=there_j))
+        temperature = tl.load(temperature_B + block)
+        drawn, total = draw_from_splits(
+            best, best_s, split_s, there_s, temperature, sum_BS, z_BJV, uniform_BJ, block, step, J, S, vocab, SPLIT
+        )
+        token = tl.where(temperature == 0.0, index, drawn)
+        bests_j = updated(index, now_j, old_bests_BJ + at_j, there_j)
+        totals_j = updated(total, now_j, old_totals_BJ + at_j, there_j)
         tl.store(bests_BJ + at_j, bests_j, mask=there_j)
         tl.store(totals_BJ + at_j, totals_j, mask=there_j)
     if offset_V is not None:
         token += tl.load(offset_V + token)
-    ids_j = tl.where(now_j, token, tl.load(old_ids_BJ + at_j, mask=there_j))
+    ids_j = updated(token, now_j, old_ids_BJ + at_j, there_j)
     scores_j = tl.where(now_j, best, tl.load(old_scores_BJ + at_j, mask=there_j).to(tl.float32))
-    margins_j = tl.where(now_j, margin, tl.load(old_margins_BJ + at_j, mask=there_j))
+    margins_j = updated(margin, now_j, old_margins_BJ + at_j, there_j)
     tl.store(ids_BJ + at_j, ids_j, mask=there_j)
     tl.store(scores_BJ + at_j, as_stored(scores_j, scores_BJ), mask=there_j)
     tl.store(margins_BJ + at_j, margins_j, mask=there_j)
