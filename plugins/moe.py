@@ -3,7 +3,8 @@
 Two native forms. "composed" computes every expert for every token and masks: any GPU builds it. "layer" is TensorRT's
 own mixture-of-experts layer (SM100, SM103). The reference computes the chosen experts only.
 
-Legend: N tokens, D hidden, E experts, A experts a token, F expert width (gate rows first, then up).
+Legend: N tokens, D hidden, E experts, A experts a token, F expert width (gate rows first, then up), G
+that width where F is the rows of both.
 """
 
 from __future__ import annotations

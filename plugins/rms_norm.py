@@ -1,6 +1,8 @@
 """RMSNorm over the last axis: y = weight * x / sqrt(mean(x^2) + eps), in float32 inside.
 
 TensorRT's normalization layer is mean-centred, so this is a composition.
+
+Legend: N rows, D columns.
 """
 
 from __future__ import annotations

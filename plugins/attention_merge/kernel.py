@@ -1,6 +1,7 @@
 """Merges the parts of a divided attention (`glmspec.plugins.attention_merge`).
 
-Legend: N tokens, S splits, H heads, V value columns; of a program: s splits at once, h heads, v columns, padded.
+Legend: N tokens, S splits, H heads, V value columns, D columns of q, whose dtype is the output's; of a program: s
+splits at once, h heads, v columns, padded.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ the checkpoints are trained); `relative`, each row sees |q - k| < W.
 The first column of a page table stands at position `start` (0 where there is none). A page that is used
 again still holds rows of other positions; they are masked because their columns stand outside.
 
-Legend: B blocks, R rows of a block, H heads, J key/value heads, D head size, X pages, P rows a page,
-M pages of a table, L = M * P context rows, G = H / J, Q = G * R queries of one key/value head, S splits of the rows.
+Legend: B blocks, R rows of a block, H heads, J key/value heads, D head size, X pages, P rows a page, M pages of a
+table, L = M * P context rows, I = G = H / J heads of a key/value head, Q = G * R queries of one key/value head, S
+splits of the rows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.attention_merge import MERGE
+from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _PAGE = 16  # rows of the smallest page, and what others are multiples of
@@ -89,6 +91,7 @@ def _seen_in_block(rows: int, causal: bool, window: int, relative: bool) -> np.n
     return seen
 
 
+@lowers("block_attention")
 def native(
     q_BRHD: Tensor,
     k_BRJD: Tensor,
@@ -109,25 +112,19 @@ def native(
     rows, heads, dim = q_BRHD.shape[1:]
     kv_heads = k_BRJD.shape[2]
     per_kv = heads // kv_heads
-    inputs = [q_BRHD, k_BRJD, v_BRJD, k_cache_XJPD, v_cache_XJPD, page_table_BM, anchor_B]
-    inputs += [] if start_B is None else [start_B]
-    attributes = {"scale": scale, "causal": causal, "window": window, "relative": relative}
-    with net.region("block_attention", inputs, attributes) as outputs:
-        if not outputs:
-            q_BRJID = ops.reshape(q_BRHD, (0, rows, kv_heads, per_kv, dim))
-            q_BJQD = ops.reshape(ops.transpose(q_BRJID, (0, 2, 3, 1, 4)), (0, kv_heads, per_kv * rows, dim))
-            k_BJRD, v_BJRD = (ops.transpose(own, (0, 2, 1, 3)) for own in (k_BRJD, v_BRJD))
-            k_BJLD, v_BJLD = (_context(cache, page_table_BM) for cache in (k_cache_XJPD, v_cache_XJPD))
-            on_context = ops.cast(ops.matmul(q_BJQD, k_BJLD, transpose_b=True), "float32") * scale
-            on_context = _mask_context(on_context, anchor_B, start_B, rows, per_kv, window, relative)
-            on_block = ops.cast(ops.matmul(q_BJQD, k_BJRD, transpose_b=True), "float32") * scale
-            seen_QR = np.tile(_seen_in_block(rows, causal, window, relative), (per_kv, 1))
-            on_block = on_block + net.constant(np.where(seen_QR, 0.0, -np.inf)[None, None], "float32")
-            p = ops.cast(ops.softmax(ops.concat([on_context, on_block], 3), 3), q_BRHD.dtype)
-            out_BJQD = ops.matmul(p, ops.concat([v_BJLD, v_BJRD], 2))
-            out_BJIRD = ops.reshape(out_BJQD, (0, kv_heads, per_kv, rows, dim))
-            outputs.append(ops.reshape(ops.transpose(out_BJIRD, (0, 3, 1, 2, 4)), (0, rows, heads, dim)))
-    return outputs[0]
+    q_BRJID = ops.reshape(q_BRHD, (0, rows, kv_heads, per_kv, dim))
+    q_BJQD = ops.reshape(ops.transpose(q_BRJID, (0, 2, 3, 1, 4)), (0, kv_heads, per_kv * rows, dim))
+    k_BJRD, v_BJRD = (ops.transpose(own, (0, 2, 1, 3)) for own in (k_BRJD, v_BRJD))
+    k_BJLD, v_BJLD = (_context(cache, page_table_BM) for cache in (k_cache_XJPD, v_cache_XJPD))
+    on_context = ops.cast(ops.matmul(q_BJQD, k_BJLD, transpose_b=True), "float32") * scale
+    on_context = _mask_context(on_context, anchor_B, start_B, rows, per_kv, window, relative)
+    on_block = ops.cast(ops.matmul(q_BJQD, k_BJRD, transpose_b=True), "float32") * scale
+    seen_QR = np.tile(_seen_in_block(rows, causal, window, relative), (per_kv, 1))
+    on_block = on_block + net.constant(np.where(seen_QR, 0.0, -np.inf)[None, None], "float32")
+    p = ops.cast(ops.softmax(ops.concat([on_context, on_block], 3), 3), q_BRHD.dtype)
+    out_BJQD = ops.matmul(p, ops.concat([v_BJLD, v_BJRD], 2))
+    out_BJIRD = ops.reshape(out_BJQD, (0, kv_heads, per_kv, rows, dim))
+    return ops.reshape(ops.transpose(out_BJIRD, (0, 3, 1, 2, 4)), (0, rows, heads, dim))
 
 
 def _context(cache_XJPD: Tensor, page_table_BM: Tensor) -> Tensor:
@@ -161,36 +158,32 @@ def _mask_context(
 
 
 def plugged(
-    run: Runs,
-    q_BRHD,
-    k_BRJD,
-    v_BRJD,
-    k_cache_XJPD,
-    v_cache_XJPD,
-    page_table_BM,
-    anchor_B,
-    start_B=None,
-    *,
-    scale,
-    causal,
-    window,
-    relative,
+    run: Runs, q_BRHD, k_BRJD, v_BRJD, k_cache_XJPD, v_cache_XJPD, page_table_BM, anchor_B, start_B=None, **attributes
 ) -> tuple:
-    """Two launches: see `reference`."""
-    rows, heads, dim = run.shape(q_BRHD)[1:]
-    if run.shape(k_cache_XJPD)[2] % _PAGE:
-        raise NoPlugin(f"block_attention: pages of {run.shape(k_cache_XJPD)[2]} rows, expected a multiple of {_PAGE}")
+    """Two launches: see `reference`. The context's tiles are divided among programs, whose parts are then merged."""
+    _check_sizes(run, q_BRHD, k_cache_XJPD)
+    inputs = (q_BRHD, k_BRJD, v_BRJD, k_cache_XJPD, v_cache_XJPD, page_table_BM, anchor_B)
+    split, ring = (SPLIT, ()) if start_B is None else (SPLIT_RING, (start_B,))
+    parts = run(split, *inputs, *ring, **attributes)
+    return (_merged(run, q_BRHD, *parts),)
+
+
+def _check_sizes(run: Runs, q_BRHD, k_cache_XJPD) -> None:
+    """Raise `NoPlugin` for sizes that the kernels do not take."""
+    page, dim = run.shape(k_cache_XJPD)[2], run.shape(q_BRHD)[3]
+    if page % _PAGE:
+        raise NoPlugin(f"block_attention: pages of {page} rows, expected a multiple of {_PAGE}")
     if run.dtype(q_BRHD) == "float32" and dim > _WIDEST:
         raise NoPlugin(f"block_attention: float32 heads of {dim} columns, at most {_WIDEST}")
-    inputs = [q_BRHD, k_BRJD, v_BRJD, k_cache_XJPD, v_cache_XJPD, page_table_BM, anchor_B]
-    split, inputs = (SPLIT, inputs) if start_B is None else (SPLIT_RING, [*inputs, start_B])
-    parts = run(split, *inputs, scale=scale, causal=causal, window=window, relative=relative)
-    # To the merge, every row and head of a block is a head of a token.
-    part, *sums = (
-        run.reshape(one, (0, 0, rows * heads, *[dim][at:])) for at, one in zip((0, 1, 1), parts, strict=True)
-    )
-    (out,) = run(MERGE, part, *sums, run.reshape(q_BRHD, (0, rows * heads, dim)))
-    return (run.reshape(out, (0, rows, heads, dim)),)
+
+
+def _merged(run: Runs, q_BRHD, part_BSRHD, peak_BSRH, mass_BSRH) -> Any:
+    """The splits' parts as one, [B, R, H, D]. To the merge, every row and head of a block is a head of a token."""
+    rows, heads, dim = run.shape(q_BRHD)[1:]
+    part = run.reshape(part_BSRHD, (0, 0, rows * heads, dim))
+    peak, mass = (run.reshape(x_BSRH, (0, 0, rows * heads)) for x_BSRH in (peak_BSRH, mass_BSRH))
+    (out,) = run(MERGE, part, peak, mass, run.reshape(q_BRHD, (0, rows * heads, dim)))
+    return run.reshape(out, (0, rows, heads, dim))
 
 
 _INPUTS = {

@@ -5,8 +5,8 @@ the range between the least and the greatest, counting what is left above: compa
 count is K it ends. Long rows are cut into splits, whose best meet in `merge_kernel` and `last_kernel`. Lists keep their
 columns in rising order all the way, so that the lowest column wins everywhere.
 
-Legend: N rows, L columns, or M x P, K kept, Z splits of a row, Y groups of FAN
-splits, T columns of a tile; a list is K long, KP padded.
+Legend: N rows, L columns, or M x P (P divides them, so that loads are wide), K kept, Z splits of a row, Y groups of
+F splits (FAN), T columns of a tile; a list is K long, KP padded.
 """
 
 from __future__ import annotations

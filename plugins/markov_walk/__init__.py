@@ -10,8 +10,9 @@ e_j = W1[x_{j-1}], x_{-1} = the anchor:
 row_j is what the block's hidden states add, bias included; s starts as zeros. An anchor's row that drafts nothing still
 moves s, with the anchor as its predecessor: heads are trained over all rows of a block.
 
-Legend: B blocks, J drafts, R rows of a block (at least J: the last ones draft), V draft vocabulary, T target
-vocabulary, A rank of the Markov head, F columns of row (A, or 3 A of an rnn), H columns of G (A, or 2 A of an rnn).
+Legend: B blocks, J drafts, R rows of a block (at least J: the last ones draft), V draft vocabulary, C target
+vocabulary, A rank of the Markov head, F columns of row (A, or 3 A of an rnn), H columns of G (A, or 2 A of an rnn),
+E rows of f a block (J, or the one of the step), S splits of the vocabulary.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from glmspec.plugins.spec import Op, Plugin, Runs, Use, cdiv, pow2
 def reference(
     logits_BJV: torch.Tensor,
     anchor_B: torch.Tensor,
-    w1_TA: torch.Tensor,
+    w1_CA: torch.Tensor,
     w2_VA: torch.Tensor,
     *others: torch.Tensor,
     head: str,
@@ -50,7 +51,7 @@ def reference(
     previous_B, state_BA = anchor_B, None
     ids, scores, embeddings, ahead, probs = [], [], [], [], []
     for row in range(idle + drafts):
-        embedding_BA = torch.nn.functional.embedding(previous_B, w1_TA)
+        embedding_BA = torch.nn.functional.embedding(previous_B, w1_CA)
         feature_BA = embedding_BA
         if head != "vanilla":
             row_BF = other["rows"][:, row]
@@ -105,7 +106,7 @@ class Walk:
 def native(
     logits_BJV: Tensor,
     anchor_B: Tensor,
-    w1_TA: Tensor,
+    w1_CA: Tensor,
     w2_VA: Tensor,
     *,
     head: str,
@@ -114,15 +115,15 @@ def native(
 ) -> Walk:
     """The walk of `reference`. others: its `given` tensors, by name."""
     other = {name: tensor for name, tensor in others.items() if tensor is not None}
-    net, drafts, rank = logits_BJV.net, logits_BJV.shape[1], w1_TA.shape[1]
+    net, drafts, rank = logits_BJV.net, logits_BJV.shape[1], w1_CA.shape[1]
     idle = other["rows"].shape[1] - drafts if "rows" in other else 0
-    inputs = [logits_BJV, anchor_B, w1_TA, w2_VA, *other.values()]
+    inputs = [logits_BJV, anchor_B, w1_CA, w2_VA, *other.values()]
     with net.region("markov_walk", inputs, {"head": head, "given": list(other), "margins": margins}) as outputs:
         if not outputs:
             previous_B, state_BA = anchor_B, None
             ids, scores, embeddings, ahead, probs = [], [], [], [], []
             for row in range(idle + drafts):
-                embedding_BA = ops.gather(w1_TA, previous_B)
+                embedding_BA = ops.gather(w1_CA, previous_B)
                 feature_BA = embedding_BA
                 if head != "vanilla":
                     row_BF = _row(other["rows"], row)

@@ -1,9 +1,9 @@
 """The Markov walk (`glmspec.plugins.markov_walk`): every draft is a pass over W2 for all blocks at once, whose parts of
 the vocabulary are then merged, a program a block.
 
-Legend: B blocks, J drafts, R rows of a block, V draft vocabulary, C target vocabulary, A rank, F columns of a row, E
-rows of feature a block, S splits of the vocabulary; b blocks of a program, v tokens of a tile, a, c columns, s splits,
-w tokens of a split, all padded.
+Legend: B blocks, J drafts, R rows of a block, V draft vocabulary, C target vocabulary, A rank, F columns of a row, H
+columns of the recurrent weight, E rows of feature a block, S splits of the vocabulary; b blocks of a program, v tokens
+of a tile, a, c columns, s splits, w tokens of a split, all padded.
 """
 
 from __future__ import annotations

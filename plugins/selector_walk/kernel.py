@@ -5,8 +5,8 @@ Why groups: of a row's K best (the lowest column wins a tie) each lies in one of
 (the lowest group wins a tie), as K groups ahead of its own would hold K better ones. So the logits are read once, and
 what follows reads K groups of them.
 
-Legend: N rows, B blocks, J drafts, V vocabulary, G groups, K candidates, A rank of the selector; k candidates, padded,
-a columns of a codebook, padded, n, p, c, w lanes.
+Legend: N rows, L columns of one, B blocks, J drafts, V draft vocabulary, C target vocabulary, G groups, K candidates, A
+rank of the selector; k candidates, padded, a columns of a codebook, padded, n, p, c, w lanes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Absorbed MLA over selected cache rows (`glmspec.plugins.sparse_mla`): the rows of a token are divided among programs;
 `attention_merge` makes one result of theirs.
 
-Legend: N tokens, H heads, D latent row [R rotary key | V compressed K/V], K rows, S splits of them; of a program: h
-heads, b rows at once, r and v columns (padded to powers of two).
+Legend: N tokens, H heads, D latent row [R rotary key | V compressed K/V], K rows, S splits of them, X pages, P rows a
+page; of a program: h heads, b rows at once, r and v columns (padded to powers of two).
 """
 
 from __future__ import annotations
