@@ -1,8 +1,8 @@
 """Rows written to a paged cache in place (`glmspec.plugins.kv_append`): a program has a few rows of the plan, finds the
 page of each and copies them.
 
-Legend: N rows of the step, X pages, J heads, P rows a page, D columns, L rows in order of page, Y = X + 1 places of `cumulative`; of a
-program: r rows, j heads and d columns (padded to powers of two), w places looked at together.
+Legend: N rows of the step, X pages, J heads, P rows a page, D columns, L rows in order of page, Y = X + 1 places of
+`cumulative`; of a program: r rows, j heads and d columns (padded to powers of two), w places looked at together.
 """
 
 from __future__ import annotations
