@@ -128,14 +128,14 @@ def peak(graph: Graph) -> int:
 def _bound_once(deployment: Deployment) -> list[TensorSpec]:
     """Weights and tables, each as often as it lies in memory: what models share counts once. (A drafter needs the
     verifier's embedding and head whole, so on several ranks it has copies.)"""
-    found: dict[tuple[int, str], TensorSpec] = {}
+    bound: dict[tuple[int, str], TensorSpec] = {}
     for member in deployment.members:
         net_config = deployment.net_config(member, CONTEXT)
         shared = member.weights.shared if deployment.mapping.tp == 1 else {}
         for spec in [*member.model.input_specs(deployment.limits, net_config), *member.model.weight_inputs(net_config)]:
             if spec.role in (WEIGHT, TABLE) and spec.name not in shared:
-                found[(id(member.weights), spec.name)] = spec
-    return list(found.values())
+                bound[(id(member.weights), spec.name)] = spec
+    return list(bound.values())
 
 
 def _caches(deployment: Deployment, member: Member, kind: CacheKind) -> list[TensorSpec]:
@@ -194,9 +194,9 @@ def _volume(value: Value) -> int:
 
 def _too_small(deployment: Deployment, plan: MemoryPlan, available: int, needed: int, room: int) -> str:
     limits, target = deployment.limits, deployment.target
-    found = max(room, 0) * limits.page_size
+    fits = max(room, 0) * limits.page_size
     pooled = limits.pool_pages and room >= limits.pages_per_sequence
-    lower = f"{'--max-cached-tokens' if pooled else '--max-model-len'} to {found:,}" if found else ""
+    lower = f"{'--max-cached-tokens' if pooled else '--max-model-len'} to {fits:,}" if fits else ""
     lower += "" if pooled else (" or " if lower else "") + "--max-num-batched-tokens"
     native = NATIVE_PRODUCTS.get(target.compute_capability or "", ())
     smaller = ", smaller weights (--quant nvfp4)" if "nvfp4" in native and "nvfp4" not in deployment.kinds else ""
@@ -204,7 +204,7 @@ def _too_small(deployment: Deployment, plan: MemoryPlan, available: int, needed:
     rings = f"sliding windows {size_text(plan.rings)}, " if plan.rings else ""
     return (
         f"memory of one {target.name} ({size_text(available)} usable): {rings}weights "
-        f"{size_text(plan.weights)} and a step's tensors {size_text(plan.step)} leave room for {found:,} cached tokens "
+        f"{size_text(plan.weights)} and a step's tensors {size_text(plan.step)} leave room for {fits:,} cached tokens "
         f"of {plan.per_token:,} bytes, expected at least {needed * limits.page_size:,}. "
         f"{advice} more ranks (--tp){smaller}."
     )

@@ -48,8 +48,8 @@ class Fields:
 
     def fail(self, key: str, expected: str) -> NoReturn:
         """Raise `ConfigError` for `key`: shows what was found beside `expected`."""
-        found = repr(self.values[key]) if key in self.values else "no such key"
-        raise ConfigError(f"{self.source}: {key}: found {found}, expected {expected}.")
+        shown = repr(self.values[key]) if key in self.values else "no such key"
+        raise ConfigError(f"{self.source}: {key}: found {shown}, expected {expected}.")
 
     def get(self, key: str) -> Any:
         """The value as it stands; None when the key is absent or null."""

@@ -178,6 +178,6 @@ def producer(kind: str) -> dict[str, str]:
 
 def produced(record: Any) -> str | None:
     """The kind of folder that a config.json of ours says it is of, None for any other JSON."""
-    made = record.get("producer") if isinstance(record, dict) else None
-    kind = made.get("kind") if isinstance(made, dict) and made.get("name") == PRODUCER else None
+    producer = record.get("producer") if isinstance(record, dict) else None
+    kind = producer.get("kind") if isinstance(producer, dict) and producer.get("name") == PRODUCER else None
     return kind if isinstance(kind, str) else None

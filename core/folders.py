@@ -272,12 +272,12 @@ def refuse_to_replace(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Non
             raise GlmspecError(f"{path}: lies inside its own input {one}. Choose another output folder.")
     if not path.exists() or (path.is_dir() and not _held(path)):
         return
-    found = _maker(path)
-    if found is None:
+    kind_there = _maker(path)
+    if kind_there is None:
         raise GlmspecError(f"{path}: exists and is not a folder that glmspec wrote. Choose another output folder.")
-    if found != kind:
+    if kind_there != kind:
         raise GlmspecError(
-            f"{path}: exists and is a glmspec {found}, which this {kind} would replace. Choose another output."
+            f"{path}: exists and is a glmspec {kind_there}, which this {kind} would replace. Choose another output."
         )
 
 

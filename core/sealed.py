@@ -91,8 +91,8 @@ def check_digest(path: Path, digest: str, again: str, advance: Callable[[int], N
     """Raise `CheckpointError` for a file that is gone or not what was written. again: what to do then. advance: called
     with the bytes read since."""
     if not path.is_file() or sha256(path, advance) != digest:
-        found = "changed since it was written" if path.exists() else "missing"
-        raise CheckpointError(f"{path}: {found}. {again}")
+        fault = "changed since it was written" if path.exists() else "missing"
+        raise CheckpointError(f"{path}: {fault}. {again}")
 
 
 def check_written(folder: Path, record: dict[str, Any], again: str) -> None:
@@ -103,9 +103,9 @@ def check_written(folder: Path, record: dict[str, Any], again: str) -> None:
     small = sum(part["size"] for part in parts.values()) <= HASHED_AT_LOAD
     for name, part in parts.items():
         path = folder / name
-        if path.is_file() and (found := path.stat().st_size) != part["size"]:
+        if path.is_file() and (size := path.stat().st_size) != part["size"]:
             raise CheckpointError(
-                f"{path}: changed since it was written: found {found:,} bytes, expected {part['size']:,}. {again}"
+                f"{path}: changed since it was written: found {size:,} bytes, expected {part['size']:,}. {again}"
             )
         if small or not path.is_file():
             check_digest(path, part["sha256"], again)

@@ -10,10 +10,10 @@ _PACKAGES = ("glmspec", "torch", "triton", "tensorrt", "tensorrt-rtx", "transfor
 
 def versions() -> dict[str, str | None]:
     """By package, Python first; None for one that is not installed. Nothing is imported for it."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    by_package: dict[str, str | None] = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            by_package[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            by_package[name] = None
+    return by_package

@@ -108,10 +108,10 @@ def variant_of(plugin: Plugin, sm: str, compute: str, symbols: Mapping[str, Any]
         if name in plugin.absent:
             constants[name] = None
         elif constant:
-            found = symbols.get(name)
-            if not isinstance(found, (int, float, str)) or found == -1:
-                raise NetworkError(f"plugin {plugin.id}: {name}: found {found}, expected a number known at build time")
-            constants[name] = found
+            number = symbols.get(name)
+            if not isinstance(number, (int, float, str)) or number == -1:
+                raise NetworkError(f"plugin {plugin.id}: {name}: found {number}, expected a number known at build time")
+            constants[name] = number
     return Variant(plugin, sm, compute, tuple(constants.items()))
 
 
@@ -134,16 +134,16 @@ def compile_variant(variant: Variant) -> Compiled:
 
 def compile_all(variants: Iterable[Variant], tick: Callable[[Variant], None] = lambda one: None) -> list[Compiled]:
     """Compile variants. tick: called before each. Raises `NetworkError` with all that is wrong with any of them."""
-    made, wrong = [], []
+    kernels, wrong = [], []
     for variant in variants:
         tick(variant)
         try:
-            made.append(compile_variant(variant))
+            kernels.append(compile_variant(variant))
         except NetworkError as error:
             wrong.append(str(error))
     if wrong:
         raise NetworkError("\n".join(wrong))
-    return made
+    return kernels
 
 
 def _ways(tile: Mapping[str, int]) -> list[tuple[int, int]]:
@@ -154,14 +154,14 @@ def _ways(tile: Mapping[str, int]) -> list[tuple[int, int]]:
     return [(count, depth) for count, depth in ways if 1 <= count <= 32]
 
 
-def write_compiled(folder: Path, sm: str, made: Iterable[Compiled]) -> None:
+def write_compiled(folder: Path, sm: str, kernels: Iterable[Compiled]) -> None:
     """Write PTX, cubins and a manifest.json into a folder, which is made."""
-    made = sorted(made, key=lambda one: one.variant.name)
+    kernels = sorted(kernels, key=lambda kernel: kernel.variant.name)
     folder.mkdir(parents=True, exist_ok=True)
-    for one in made:
-        write_bytes(folder / f"{one.variant.name}.ptx", one.ptx.encode())
-        write_bytes(folder / f"{one.variant.name}.cubin", one.cubin)
-    manifest = {"sm": sm, "triton": triton().__version__, "plugins": [_manifest_row(one) for one in made]}
+    for kernel in kernels:
+        write_bytes(folder / f"{kernel.variant.name}.ptx", kernel.ptx.encode())
+        write_bytes(folder / f"{kernel.variant.name}.cubin", kernel.cubin)
+    manifest = {"sm": sm, "triton": triton().__version__, "plugins": [_manifest_row(kernel) for kernel in kernels]}
     write_json(folder / "manifest.json", manifest)
 
 
@@ -314,18 +314,19 @@ def _limits(plugin: Plugin, sm: str) -> dict[str, int]:
     return {"registers": registers, "stack": 0, "shared_memory": SHARED_MEMORY}
 
 
-def _check(one: Compiled, limits: Mapping[str, int]) -> None:
+def _check(kernel: Compiled, limits: Mapping[str, int]) -> None:
     for what, unit in (("registers", ""), ("stack", " bytes"), ("shared_memory", " bytes")):
-        found, limit = getattr(one, what), limits[what]
-        if found > limit:
+        size, limit = getattr(kernel, what), limits[what]
+        if size > limit:
+            where, op = f"plugin {kernel.variant.name} on {kernel.variant.sm}", kernel.variant.plugin.op
             raise NetworkError(
-                f"plugin {one.variant.name} on {one.variant.sm}: {what.replace('_', ' ')}: found {found}{unit}, "
-                f"limit {limit}{unit}. Make its tile smaller, or change the limit in {one.variant.plugin.op}/{LIMITS}."
+                f"{where}: {what.replace('_', ' ')}: found {size}{unit}, limit {limit}{unit}. Make its tile smaller, or "
+                f"change the limit in {op}/{LIMITS}."
             )
 
 
-def _manifest_row(one: Compiled) -> dict[str, Any]:
-    variant, plugin = one.variant, one.variant.plugin
+def _manifest_row(kernel: Compiled) -> dict[str, Any]:
+    variant, plugin = kernel.variant, kernel.variant.plugin
     return {
         "name": plugin.id,
         "op": plugin.op,
@@ -333,16 +334,16 @@ def _manifest_row(one: Compiled) -> dict[str, Any]:
         "constants": dict(variant.constants),
         "parameters": variant.parameters,
         "file": f"{variant.name}.ptx",
-        "sha256": one.sha256,
+        "sha256": kernel.sha256,
         "cubin": f"{variant.name}.cubin",
-        "cubin_sha256": hashlib.sha256(one.cubin).hexdigest(),
-        "entry": one.entry,
-        "registers": one.registers,
-        "stack": one.stack,
-        "shared_memory": one.shared_memory,
+        "cubin_sha256": hashlib.sha256(kernel.cubin).hexdigest(),
+        "entry": kernel.entry,
+        "registers": kernel.registers,
+        "stack": kernel.stack,
+        "shared_memory": kernel.shared_memory,
         "launch": {
             "grid": [text(rule) for rule in plugin.grid],
             "sizes": {name: text(rule) for name, rule in plugin.sizes.items()},
-            "warps": one.warps,
+            "warps": kernel.warps,
         },
     }

@@ -55,10 +55,10 @@ class Authored:
         known = {**given, _SM: self.sm}
         call = getattr(getattr(register(plugin, self.net.backend.package).op, NAMESPACE), plugin.id)
         layer = self.net.definition.add_plugin(call(*(x.trt for x in inputs), **known), aot=True)
-        made = self.net.add(layer, plugin.name, len(plugin.outputs))
-        said = {**json.loads(layer.metadata or "{}"), "plugin": {"id": plugin.id, **known}}
-        layer.metadata = json.dumps(said, sort_keys=True)  # a reader of the network can't ask the layer
-        return made if isinstance(made, tuple) else (made,)
+        outputs = self.net.add(layer, plugin.name, len(plugin.outputs))
+        metadata = {**json.loads(layer.metadata or "{}"), "plugin": {"id": plugin.id, **known}}
+        layer.metadata = json.dumps(metadata, sort_keys=True)  # a reader of the network can't ask the layer
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
     def reshape(self, x: Tensor, dims: Sequence[int]) -> Tensor:
         """A shuffle layer."""
@@ -171,31 +171,31 @@ class _Description:
         dtypes = plugin.dtypes(self._compute(inputs))[len(inputs) :]
         fake = any(size.is_fake for one in inputs for size in one.shape_expr)
         shapes = [] if fake else plugin.output_shapes(self._symbols(inputs, attributes))
-        made = []
+        outputs = []
         for at, (name, dtype) in enumerate(zip(plugin.outputs, dtypes, strict=True)):
             if name in plugin.aliased:
-                made.append(by_name[plugin.aliased[name]].aliased())
+                outputs.append(by_name[plugin.aliased[name]].aliased())
                 continue
             if fake:  # TensorRT asks for dtypes and ranks first, and has no sizes then
                 sizes = self.trtp.ShapeExprs(len(dims(name)), _is_dummy=True)
             else:
                 sizes = tuple(_expression(size) for size in shapes[at])
-            made.append(self.trtp.from_shape_expr(sizes, getattr(self.trt.DataType, DATA_TYPES[dtype])))
-        return made
+            outputs.append(self.trtp.from_shape_expr(sizes, getattr(self.trt.DataType, DATA_TYPES[dtype])))
+        return outputs
 
     def _launch(self, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[str, str, Any, Any]:
         plugin, trtp = self.plugin, self.trtp
         symbols = self._symbols(inputs, attributes)
-        made = compiled(variant_of(plugin, attributes[_SM], self._compute(inputs), symbols))
+        kernel = compiled(variant_of(plugin, attributes[_SM], self._compute(inputs), symbols))
         launch = trtp.KernelLaunchParams()
         for axis, rule in zip("xyz", plugin.grid, strict=False):
             setattr(launch, f"grid_{axis}", _expression(value(rule, symbols)))
-        launch.block_x = 32 * made.warps
-        launch.shared_mem = made.shared_memory
+        launch.block_x = 32 * kernel.warps
+        launch.shared_mem = kernel.shared_memory
         scalars = trtp.SymIntExprs(len(plugin.scalars))
         for at, name in enumerate(plugin.scalars):
             scalars[at] = trtp.SymInt32(_expression(symbols[name]))
-        return made.entry, made.ptx, launch, scalars
+        return kernel.entry, kernel.ptx, launch, scalars
 
 
 class _Size:

@@ -123,9 +123,9 @@ class Plugin:
 
     def compute(self, dtypes: Sequence[str]) -> str:
         """The compute dtype, from the inputs' dtypes. Raises `NoPlugin` when they are not the plugin's."""
-        found = {have for want, have in zip(self.inputs.values(), dtypes, strict=True) if want == COMPUTE}
-        compute = found.pop() if len(found) == 1 else "float32"
-        if found or list(dtypes) != self.dtypes(compute)[: len(self.inputs)]:
+        of_compute = {have for want, have in zip(self.inputs.values(), dtypes, strict=True) if want == COMPUTE}
+        compute = of_compute.pop() if len(of_compute) == 1 else "float32"
+        if of_compute or list(dtypes) != self.dtypes(compute)[: len(self.inputs)]:
             raise NoPlugin(
                 f"plugin {self.id}: inputs of {', '.join(dtypes)}, expected {', '.join(self.inputs.values())}"
             )

@@ -87,9 +87,9 @@ def native(
 
 def plugged(run: Runs, cache_XJPD, rows_NJD, order_L, offset_X, cumulative_Y, scale_1=None) -> tuple:
     """One launch: see `reference`."""
-    found, inputs = run.dtype(cache_XJPD), [cache_XJPD, rows_NJD, order_L, offset_X, cumulative_Y]
-    if (scale_1 is None) == (found == _FP8):
-        raise NoPlugin(f"kv_append: a cache of {found} {'without' if scale_1 is None else 'with'} a scale")
+    dtype, inputs = run.dtype(cache_XJPD), [cache_XJPD, rows_NJD, order_L, offset_X, cumulative_Y]
+    if (scale_1 is None) == (dtype == _FP8):
+        raise NoPlugin(f"kv_append: a cache of {dtype} {'without' if scale_1 is None else 'with'} a scale")
     return run(APPEND, *inputs) if scale_1 is None else run(APPEND_FP8, *inputs, scale_1)
 
 

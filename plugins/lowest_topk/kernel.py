@@ -152,16 +152,16 @@ def merge_kernel(
     first = group * FAN
     list_F, slot_K = first + tl.arange(0, FAN), tl.arange(0, KP)
     count_F = tl.load(count_Z + list_F, mask=list_F < Z, other=0)
-    made = row * tl.num_programs(1) + group
+    merged = row * tl.num_programs(1) + group
     count = tl.sum(count_F, 0)
-    tl.store(count_NY + made, tl.minimum(count, K))
+    tl.store(count_NY + merged, tl.minimum(count, K))
     if count > 0:
         wide_F = tl.minimum((count_F + 3) // 4 * 4, K) if K % 4 == 0 else count_F
         at_FK = list_F[:, None] * K + slot_K[None, :]
         whole_FK = tl.load(key_ZK + at_FK, mask=slot_K[None, :] < wide_F[:, None], other=LEAST)
         there_FK = slot_K[None, :] < count_F[:, None]
         least, room = best(tl.where(there_FK, whole_FK, LEAST), there_FK, count, K)
-        start = made * K
+        start = merged * K
         for at in range(first, tl.minimum(first + FAN, Z)):
             key_K, here_K = listed(key_ZK, at, tl.load(count_Z + at), K, KP)
             keep_K, place_K = places(key_K, here_K, least, room)

@@ -179,8 +179,8 @@ def plugged(
     (drafts, vocab), rank = run.shape(logits_BJV)[1:], run.shape(w1_CA)[1]
     idle = run.shape(other["rows"])[1] - drafts if "rows" in other else 0
     drawn, z_BJV = "uniform" in other, logits_BJV
-    embeddings_BJA, state_BA, *told, bests_BJ, totals_BJ = run(BEGIN, anchor_B, w1_CA, drafts=drafts)
-    told += [bests_BJ, totals_BJ] if drawn else []
+    embeddings_BJA, state_BA, *drafts_so_far, bests_BJ, totals_BJ = run(BEGIN, anchor_B, w1_CA, drafts=drafts)
+    drafts_so_far += [bests_BJ, totals_BJ] if drawn else []
     for row in range(idle + drafts):
         step = max(row - idle, 0)
         feature_BEA, at = embeddings_BJA, step
@@ -193,18 +193,17 @@ def plugged(
             feature_BEA, at = run.reshape(feature_BA, (-1, 1, rank)), 0
         if row < idle:
             continue
-        heat = [other["temperature"]] if drawn else []
-        found = run(STEPS[drawn], z_BJV, feature_BEA, w2_VA, *heat, step=step, at=at)
+        temperature = [other["temperature"]] if drawn else []
+        splits = run(STEPS[drawn], z_BJV, feature_BEA, w2_VA, *temperature, step=step, at=at)
         sums = []
         if drawn:
-            *found, sum_BS, z_BJV = found
-            sums = [sum_BS, z_BJV, *heat, other["uniform"]]
+            *splits, sum_BS, z_BJV = splits
+            sums = [sum_BS, z_BJV, *temperature, other["uniform"]]
         finish = FINISHES["offset" in other, drawn]
         offset = [other["offset"]] if "offset" in other else []
-        embeddings_BJA, *told = run(
-            finish, *found, w1_CA, embeddings_BJA, *told[:3], *offset, *sums, *told[3:], step=step, vocab=vocab
-        )
-    ids_BJ, scores_BJ, margins_BJ, *sure = told
+        before = (*splits, w1_CA, embeddings_BJA, *drafts_so_far[:3], *offset, *sums, *drafts_so_far[3:])
+        embeddings_BJA, *drafts_so_far = run(finish, *before, step=step, vocab=vocab)
+    ids_BJ, scores_BJ, margins_BJ, *sure = drafts_so_far
     probs = run(LAW, z_BJV, scores_BJ, *sure, other["temperature"]) if drawn else ()
     return ids_BJ, scores_BJ, embeddings_BJA, *([margins_BJ] if margins else []), *probs
 
@@ -279,8 +278,8 @@ def _finish(offset: bool, drawn: bool) -> Plugin:
     reduced = {"offset_V": "int32"}
     noise = {"sum_BS": "float32", "z_BJV": "T", "temperature_B": "float32", "uniform_BJ": "float32"}
     sure = {"bests_BJ": "int32", "totals_BJ": "float32"}
-    told = {"ids_BJ": "int32", "scores_BJ": "T", "margins_BJ": "float32"}
-    old = {f"old_{name}": dtype for name, dtype in {"embeddings_BJA": "T", **told}.items()}
+    kept = {"ids_BJ": "int32", "scores_BJ": "T", "margins_BJ": "float32"}
+    old = {f"old_{name}": dtype for name, dtype in {"embeddings_BJA": "T", **kept}.items()}
     old_sure = {f"old_{name}": dtype for name, dtype in sure.items()}
     inputs = {"best_BS": "float32", "index_BS": "int32", "second_BS": "float32", "w1_CA": "T", **old}
     inputs |= (reduced if offset else {}) | (noise | old_sure if drawn else {})
@@ -289,7 +288,7 @@ def _finish(offset: bool, drawn: bool) -> Plugin:
         op="markov_walk",
         function="markov_finish_kernel",
         inputs=inputs,
-        outputs={"embeddings_BJA": "T", **told} | (sure if drawn else {}),
+        outputs={"embeddings_BJA": "T", **kept} | (sure if drawn else {}),
         attributes={"step": int, "vocab": int},
         sizes={
             "JP": lambda J: pow2(J),

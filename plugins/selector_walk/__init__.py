@@ -141,8 +141,8 @@ def plugged(
     drafts, vocab = run.shape(logits_BJV)[1:]
     logits_NV = run.reshape(logits_BJV, (-1, vocab))
     (maximum_NG,) = run(MAXIMA, logits_NV)
-    found = run(CHOICE, logits_NV, maximum_NG, k=k)
-    candidate_BJK, unary_BJK = (run.reshape(x_NK, (-1, drafts, k)) for x_NK in found)
+    chosen = run(CHOICE, logits_NV, maximum_NG, k=k)
+    candidate_BJK, unary_BJK = (run.reshape(x_NK, (-1, drafts, k)) for x_NK in chosen)
     walk = WALKS["offset" in other, "uniform" in other]
     optional = (other[name] for name in ("offset", "temperature", "uniform") if name in other)
     return run(walk, candidate_BJK, unary_BJK, projected_BJA, anchor_B, pred_CA, succ_VA, *optional)

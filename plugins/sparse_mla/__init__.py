@@ -83,9 +83,9 @@ def plugged(run: Runs, q_NHD, cache_X1PD, rows_NK, visible_NK, scale_1=None, *, 
         raise NoPlugin("sparse_mla: rows without a rotary part")
     if dtype == "float32" and columns > _WIDEST:
         raise NoPlugin(f"sparse_mla: float32 rows of {columns} columns, at most {_WIDEST}")
-    found, inputs = run.dtype(cache_X1PD), [q_NHD, cache_X1PD, rows_NK, visible_NK]
-    if (scale_1 is None) == (found == _FP8):
-        raise NoPlugin(f"sparse_mla: a cache of {found} {'without' if scale_1 is None else 'with'} a scale")
+    cached, inputs = run.dtype(cache_X1PD), [q_NHD, cache_X1PD, rows_NK, visible_NK]
+    if (scale_1 is None) == (cached == _FP8):
+        raise NoPlugin(f"sparse_mla: a cache of {cached} {'without' if scale_1 is None else 'with'} a scale")
     split, inputs = (SPLIT, inputs) if scale_1 is None else (SPLIT_FP8, [*inputs, scale_1])
     parts = run(split, *inputs, scale=scale, value_start=value_start)
     return run(MERGE, *parts, q_NHD)
