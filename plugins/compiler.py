@@ -320,8 +320,8 @@ def _check(kernel: Compiled, limits: Mapping[str, int]) -> None:
         if size > limit:
             where, op = f"plugin {kernel.variant.name} on {kernel.variant.sm}", kernel.variant.plugin.op
             raise NetworkError(
-                f"{where}: {what.replace('_', ' ')}: found {size}{unit}, limit {limit}{unit}. Make its tile smaller, or "
-                f"change the limit in {op}/{LIMITS}."
+                f"{where}: {what.replace('_', ' ')}: found {size}{unit}, limit {limit}{unit}. Make its tile smaller, "
+                f"or change the limit in {op}/{LIMITS}."
             )
 
 
