@@ -200,7 +200,7 @@ def pages() -> Picture:
 def op() -> Picture:
     """An op's faces, and where each runs."""
     picture = Picture("An op's three faces, and where each runs", 470)
-    picture.box(330, 20, 300, 58, "op", ("name, inputs, outputs, attributes: said once",))
+    picture.box(330, 20, 300, 58, "op", ("name, inputs, outputs, attributes (spec.py)",))
     picture.box(30, 150, 270, 76, "reference", ("a torch function", "the oracle of the other two"), GREEN)
     picture.box(
         345, 150, 270, 76, "layers (native)", ("TensorRT layers, tagged as a region", "in every network"), AMBER

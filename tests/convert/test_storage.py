@@ -7,35 +7,13 @@ import math
 import pytest
 import torch
 from support.models import write_checkpoint
+from support.stored import NAME, keep, noise, refused, values
 
-from glmspec.convert.formats import to_float32
 from glmspec.convert.source import Source
-from glmspec.convert.storage import StoredWeight, check_formats, stored
+from glmspec.convert.storage import check_formats, stored
 from glmspec.core.errors import CheckpointError
 
 FP8 = torch.float8_e4m3fn
-
-NAME = "layer.proj.weight"
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def keep(tmp_path, tensors: dict[str, torch.Tensor], name: str = NAME) -> StoredWeight:
-    return stored(Source(write_checkpoint(tmp_path / "folder", tensors)), name)
-
-
-def values(found: StoredWeight) -> torch.Tensor:
-    """The weight as float32, in its own shape."""
-    return torch.from_numpy(to_float32(found.read())).reshape(found.shape)
-
-
-def refused(tmp_path, tensors: dict[str, torch.Tensor], *expected: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        keep(tmp_path, tensors).read()
-    for text in expected:
-        assert text in str(caught.value)
 
 
 # -- plain --------------------------------------------------------------------------------------

@@ -9,15 +9,13 @@ import os
 import signal
 
 import pytest
+from support.prompt_files import Files, prompts, run
 
 from glmspec.core.errors import RequestError
-from glmspec.core.progress import Progress
 from glmspec.runtime import answers, generate
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.generate import GenerateOptions, answer_all
-
-PROMPTS = ["def add(a, b):\n", "Count: 1, 2, 3,", "| a | b |\n", "Once upon a time " * 9, "naïve 中文", "x"]
+from glmspec.runtime.generate import answer_all
 
 
 @pytest.fixture(scope="module")
@@ -26,32 +24,8 @@ def engine(tiny_engines) -> Engine:
 
 
 @pytest.fixture
-def files(tmp_path):
-    """Input and output path; `write` fills the input."""
-
-    class Files:
-        source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-
-        def write(self, *lines: object) -> None:
-            text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
-            self.source.write_text(text, encoding="utf-8")
-
-        def read(self) -> list[dict]:
-            return [json.loads(line) for line in self.output.read_text().splitlines()]
-
-    return Files()
-
-
-def run(engines, files, max_tokens=12, speculate=True, drafter=None, statistics=None, resume=False, **settings) -> None:
-    settings = {"max_tokens": max_tokens, **settings}
-    places = {"source": files.source, "output": files.output, "statistics": statistics}
-    options = GenerateOptions(**places, prompts=(), resume=resume, settings=settings)
-    generate.generate(lambda: Engine(engines, drafter, speculate), options, Progress())
-
-
-def prompts(files, count: int = 7) -> None:
-    """Answers of different lengths: later prompts end first."""
-    files.write(*({"prompt": f"{at}: {PROMPTS[at % 6]}", "max_tokens": 3 * (count - at)} for at in range(count)))
+def files(tmp_path) -> Files:
+    return Files(tmp_path)
 
 
 class Dies:
