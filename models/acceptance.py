@@ -26,10 +26,8 @@ from glmspec.network import ops
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
 from glmspec.network.graph import Network, Tensor
-from glmspec.network.limits import EngineLimits
+from glmspec.network.limits import MAX_LOGPROBS, EngineLimits
 from glmspec.plugins import accept, adjust, reject, sample
-
-MAX_LOGPROBS = 20  # alternatives a request may ask for
 
 
 @dataclass(frozen=True)

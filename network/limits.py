@@ -16,6 +16,9 @@ from glmspec.network.trt_limits import MAX_ELEMENTS, MAX_TOPK
 
 SCORES_AT_ONCE = 2**29  # numbers: 2 GB of index scores, in float32
 MAX_ADJUSTED = 1024  # tokens that a request may bias or forbid by name, and as many that may end it
+MAX_LOGPROBS = 20  # best tokens whose log-probabilities a request may ask for
+MAX_LOGPROBS = 20  # best tokens whose log-probabilities a request may ask for
+MAX_TOP_K = 1024  # TensorRT's TopK takes 3840 at most; larger ones cost a sort
 GENERATION, CONTEXT = "generation", "context"
 Ranges = dict[str, tuple[int, int, int]]  # contract symbol -> least, typical and greatest value
 

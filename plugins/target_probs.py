@@ -13,11 +13,11 @@ import torch
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.network.limits import MAX_TOP_K
 from glmspec.plugins import argmax
 from glmspec.plugins.lowering import lowers
 from glmspec.plugins.spec import Compute, Float32, Int32, Op
 
-MAX_TOP_K = 1024  # TensorRT's TopK takes 3840 at most; larger ones cost a sort
 _LEAST = -110.0  # exp of less is 0 in float32
 _HALVINGS = 26  # of [_LEAST, 0], to 2e-6: about what float32 tells apart there
 _TINY = 1e-38

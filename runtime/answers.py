@@ -50,12 +50,12 @@ class KeptAnswers:
 
     def resume(self, fingerprint: str) -> None:
         """Take over what an earlier run with this fingerprint kept. Raises `RequestError` when its was another."""
-        found, end = _read(self._descriptor)
-        if found[0]["unfinished"] != fingerprint:
+        (header, *answers), end = _read(self._descriptor)
+        if header["unfinished"] != fingerprint:
             raise RequestError(
                 f"{self._place}: left by a run with other prompts, settings or engines. Delete it, or give the same."
             )
-        self.lines = {one["prompt"]: one["line"] for one in found[1:]}
+        self.lines = {answer["prompt"]: answer["line"] for answer in answers}
         self._cut(end)  # a line that a dying run began
 
     def add(self, at: int, line: str) -> None:
@@ -99,17 +99,17 @@ def kept_answers(output: Path, fingerprint: str, count: int | None, resume: bool
     `RequestError` for an interrupted run that is neither resumed nor deleted, and while another run writes there."""
     output = output.resolve()  # through a link, not in its place
     place = output if is_fixed(output) else output.with_name(f".{output.name}.unfinished")
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if resume and not place.exists():
             raise RequestError(f"{place}: --resume: there is no interrupted run to go on with")
         try:
-            descriptor = held.enter_context(opened_alone(place, wait=False))
+            descriptor = stack.enter_context(opened_alone(place, wait=False))
         except BlockingIOError:
             raise RequestError(f"{output}: another run is writing it; wait for it, or choose another file") from None
-        found, _ = _read(descriptor)
-        if resume and not found:
+        records, _ = _read(descriptor)
+        if resume and not records:
             raise RequestError(f"{place}: --resume: there is no interrupted run to go on with")
-        if len(found) > 1 and not resume:
+        if len(records) > 1 and not resume:
             raise RequestError(f"{place}: left by an interrupted run; go on with --resume, or delete it")
         kept = KeptAnswers(descriptor, place, output)
         if resume:
@@ -139,15 +139,15 @@ def _read(descriptor: int) -> tuple[list[dict], int]:
     """The whole lines of a file of ours, the header first, and where they end; none of another file."""
     with os.fdopen(os.dup(descriptor), "rb") as file:
         file.seek(0)
-        found, end = [], 0
+        records, end = [], 0
         for line in file:
             try:
                 value = json.loads(line)
-                whole = line.endswith(b"\n") and value.keys() == ({"prompt", "line"} if found else {"unfinished"})
+                whole = line.endswith(b"\n") and value.keys() == ({"prompt", "line"} if records else {"unfinished"})
             except (ValueError, AttributeError):
                 break
             if not whole:
                 break
-            found.append(value)
+            records.append(value)
             end += len(line)
-    return found, end
+    return records, end

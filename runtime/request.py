@@ -8,6 +8,7 @@ from typing import Any
 from glmspec.core.errors import RequestError
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.network.limits import MAX_ADJUSTED
+from glmspec.runtime.request_table import SETTINGS
 from glmspec.runtime.sampling import GREEDY, Sampling
 
 STOP, LENGTH = "stop", "length"
@@ -44,8 +45,8 @@ class Request:
                 f"prompt: found {len(self.prompt_ids)} tokens, "
                 f"expected fewer than {max_model_len} (the engine's max_model_len)"
             )
-        if self.max_tokens < 1:
-            raise RequestError(f"max_tokens: found {self.max_tokens}, expected at least 1")
+        if self.max_tokens < SETTINGS["max_tokens"].least:
+            raise RequestError(f"max_tokens: found {self.max_tokens}, expected {SETTINGS['max_tokens'].range}")
         if any(not text for text in self.stop):
             raise RequestError("stop: found an empty text, expected at least one character")
         if len(self.stop) > MAX_STOPS:
@@ -80,7 +81,7 @@ class TokenLogprob:
 
     def to_json(self, token: int) -> dict[str, Any]:
         """As part of an answer's JSON. token: whose."""
-        return {"token": token, "logprob": self.logprob, "top": [list(one) for one in self.best]}
+        return {"token": token, "logprob": self.logprob, "top": [list(pair) for pair in self.best]}
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,6 @@ class Answer:
         """Append one delta."""
         self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs)
-        self.cumulative_logprob += sum(one.logprob for one in delta.logprobs)
+        self.cumulative_logprob += sum(token.logprob for token in delta.logprobs)
         self.text += delta.text
         self.finish_reason = delta.finish_reason

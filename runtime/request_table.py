@@ -1,7 +1,8 @@
 """Every setting of a request, said once: its kind, its range, its names on Triton's wire, and its meaning.
 
-A setting is called by its name here in a prompt file's JSON, in `Request` and `Sampling`, and as an option of
-`generate`. The command line reads this, so nothing heavy is imported.
+A setting is called by its name here in a prompt file's JSON, in `Request` or `Sampling`, as a field of the client and
+as an option of `generate`; docs/speculation.md has a row for it. The command line reads this, so nothing heavy is
+imported.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from glmspec.network.limits import MAX_LOGPROBS, MAX_TOP_K
+
 
 @dataclass(frozen=True)
 class Kind:
     """expected: what a value is, in words. fits: whether a JSON value is of the kind. triton: the input's dtype. many:
-    whether the input holds several."""
+    whether the input holds several values."""
 
     expected: str
     fits: Callable[[Any], bool]
@@ -26,13 +29,22 @@ class Kind:
 @dataclass(frozen=True)
 class Setting:
     """meaning: as `generate --help` has it; empty for a setting that is no option. names: Triton's, the input's own and
-    its aliases; empty for one called as the setting is. least, most: of a number, both legal."""
+    its aliases; empty for one called as the setting is. least, most: of a number, both legal. words: what is legal,
+    where least and most do not say it well."""
 
     kind: Kind
     meaning: str = ""
     names: tuple[str, ...] = ()
     least: float = -math.inf
     most: float = math.inf
+    words: str = ""
+
+    @property
+    def range(self) -> str:
+        """What is legal, in words; empty where every value of the kind is."""
+        if self.words or self.least == -math.inf:
+            return self.words
+        return f"at least {self.least:g}" if self.most == math.inf else f"{self.least:g} to {self.most:g}"
 
 
 def is_whole(value: Any) -> bool:
@@ -66,7 +78,7 @@ MAX_TEMPERATURE, MAX_REPETITION = 100.0, 100.0
 MAX_PENALTY = 2.0  # of frequency and presence, either way, as OpenAI's API has it
 
 SETTINGS: dict[str, Setting] = {
-    "max_tokens": Setting(WHOLE, names=_aliased("max_tokens")),  # an option that is required, so not told here
+    "max_tokens": Setting(WHOLE, names=_aliased("max_tokens"), least=1),  # an option that is required, so not told here
     "temperature": Setting(
         NUMBER,
         "0: greedy. Default: 0, or 1 with --top-k, --top-p or --min-p.",
@@ -74,7 +86,13 @@ SETTINGS: dict[str, Setting] = {
         0,
         MAX_TEMPERATURE,
     ),
-    "top_k": Setting(WHOLE, "Draw among so many best tokens. Default: all.", _aliased("top_k")),
+    "top_k": Setting(
+        WHOLE,
+        "Draw among so many best tokens. Default: all.",
+        _aliased("top_k"),
+        least=-1,  # how vLLM says no limit
+        words=f"at most {MAX_TOP_K}, or 0 for no limit",
+    ),
     "top_p": Setting(
         NUMBER, "Draw among the best tokens that together have this chance. Default: 1.", _aliased("top_p"), 0, 1
     ),
@@ -85,7 +103,14 @@ SETTINGS: dict[str, Setting] = {
         0,
         1,
     ),
-    "seed": Setting(SEED, "The same seed, the same answer. Default: any.", _aliased("seed"), least=0),
+    "seed": Setting(
+        SEED,
+        "The same seed, the same answer. Default: any.",
+        _aliased("seed"),
+        0,
+        2**64 - 1,
+        "a number from 0 to 2^64 - 1",
+    ),
     "repetition_penalty": Setting(
         NUMBER,
         "Above 1: tokens of prompt and answer come less often. Default: 1.",
@@ -108,7 +133,11 @@ SETTINGS: dict[str, Setting] = {
     ),
     "min_tokens": Setting(WHOLE, "No end token before so many tokens. Default: 0.", _aliased("min_tokens"), least=0),
     "logprobs": Setting(
-        WHOLE, "Log-probabilities of each token and of so many best ones. Default: none.", _aliased("logprobs"), least=0
+        WHOLE,
+        "Log-probabilities of each token and of so many best ones. Default: none.",
+        _aliased("logprobs"),
+        0,
+        MAX_LOGPROBS,
     ),
     "stop": Setting(
         TEXTS, "Text that ends an answer; may be given several times.", ("stop_words", "sampling_param_stop")

@@ -6,10 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from glmspec.core.errors import RequestError
-from glmspec.models.acceptance import MAX_LOGPROBS
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
-from glmspec.network.limits import MAX_ADJUSTED
-from glmspec.plugins.target_probs import MAX_TOP_K
+from glmspec.network.limits import MAX_ADJUSTED, MAX_TOP_K
 from glmspec.runtime.request_table import NUMBER, SETTINGS
 
 MAX_BIAS, MIN_TEMPERATURE = 10_000.0, 1e-4
@@ -63,32 +61,22 @@ class Sampling:
         """Raise `RequestError` for what cannot be served, naming the field, what was found and the limits. illegal: ids
         that are never chosen."""
         for name, setting in SETTINGS.items():
-            if setting.kind is not NUMBER:
-                continue
-            value = getattr(self, name)
-            if not setting.least <= value <= setting.most:  # as NaN is not either
-                raise RequestError(f"{name}: found {value:g}, expected {setting.least:g} to {setting.most:g}")
+            value = getattr(self, name, None)  # None: not of sampling, or left out
+            if isinstance(value, (int, float)) and not setting.least <= value <= setting.most:  # as NaN is not either
+                shown = f"{value:g}" if setting.kind is NUMBER else value
+                raise RequestError(f"{name}: found {shown}, expected {setting.range}")
         if 0 < self.temperature < MIN_TEMPERATURE * (1 - 1e-6):  # which travels as float32
             raise RequestError(
                 f"temperature: found {self.temperature:g}, expected 0 (greedy) or at least {MIN_TEMPERATURE:g}"
             )
         if self.top_p == 0:
             raise RequestError("top_p: found 0, expected more; for greedy decoding set temperature 0")
-        self._check_counts(vocab_size)
+        if self.top_k < 0 or MAX_TOP_K < self.top_k < vocab_size or self.top_k >= 2**31:
+            raise RequestError(f"top_k: found {self.top_k}, expected {SETTINGS['top_k'].range}")
         self._check_tokens(vocab_size)
         never = next((token for token, bias in self.logit_bias if bias > 0 and token in illegal), None)
         if never is not None:
             raise RequestError(f"logit_bias: token id {never} is none of the tokenizer's and is never chosen")
-
-    def _check_counts(self, vocab_size: int) -> None:
-        if self.top_k < 0 or MAX_TOP_K < self.top_k < vocab_size or self.top_k >= 2**31:
-            raise RequestError(f"top_k: found {self.top_k}, expected at most {MAX_TOP_K}, or 0 for no limit")
-        if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise RequestError(f"seed: found {self.seed}, expected a number from 0 to 2^64 - 1")
-        if self.min_tokens < 0:
-            raise RequestError(f"min_tokens: found {self.min_tokens}, expected at least 0")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise RequestError(f"logprobs: found {self.logprobs}, expected 0 to {MAX_LOGPROBS}")
 
     def _check_tokens(self, vocab_size: int) -> None:
         ids = [token for token, _ in self.logit_bias]

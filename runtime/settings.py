@@ -39,7 +39,7 @@ def request_of(prompt_ids: list[int], settings: Mapping[str, Any], tokenizer: To
 def chat_ids(messages: Any, tokenizer: Tokenizer | None) -> list[int]:
     """The prompt of a conversation, by the chat template. Raises `RequestError` for what is none."""
     fits = isinstance(messages, list) and all(
-        isinstance(one, dict) and {"role", "content"} <= set(one) for one in messages
+        isinstance(message, dict) and {"role", "content"} <= set(message) for message in messages
     )
     if not messages or not fits:
         raise RequestError('messages: expected a JSON list of objects with "role" and "content"')

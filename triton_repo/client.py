@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from glmspec.core.errors import RequestError, ServerError
 from glmspec.runtime.stats import SpecStats
 from glmspec.triton_repo.interface import INPUTS, MODEL_NAME
-
-_NUMPY = {
-    "TYPE_STRING": object,
-    "TYPE_INT32": np.int32,
-    "TYPE_UINT64": np.uint64,
-    "TYPE_BOOL": bool,
-    "TYPE_FP32": np.float32,
-}
 
 
 @dataclass(frozen=True)
@@ -117,20 +108,10 @@ def _inputs(fields: dict[str, Any]) -> list[Any]:
             value = json.dumps(value)
         values = value if isinstance(value, (list, tuple)) else [value]
         try:
-            array = _array(values, spec.dtype)
+            array = spec.array(values)
         except (AttributeError, TypeError, ValueError, OverflowError):
             raise RequestError(f"{field}: found {value!r}, expected {spec.dtype.removeprefix('TYPE_')}") from None
         infer_input = grpc.InferInput(spec.names[0], array.shape, np_to_triton_dtype(array.dtype))
         infer_input.set_data_from_numpy(array)
         inputs.append(infer_input)
     return inputs
-
-
-def _array(values: Sequence[Any], data_type: str) -> np.ndarray:
-    """Values of a field. Raises as Python and numpy do for what its data type does not hold."""
-    if data_type == "TYPE_STRING":
-        return np.array([one.encode() for one in values], dtype=np.object_)
-    dtype = np.dtype(_NUMPY[data_type])
-    if dtype.kind in "iu" and any(not np.iinfo(dtype).min <= one <= np.iinfo(dtype).max for one in values):
-        raise OverflowError  # numpy below 2 wraps around
-    return np.array(values, dtype=dtype)

@@ -8,20 +8,36 @@ parameter, by `requests.refuse_unknown`. (Parameters that Triton itself defines,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from glmspec.runtime.request_table import SETTINGS
 
 MODEL_NAME = "glmspec"
+_NUMPY = {"TYPE_INT32": np.int32, "TYPE_UINT64": np.uint64, "TYPE_BOOL": np.bool_, "TYPE_FP32": np.float32}
 
 
 @dataclass(frozen=True)
 class Field:
-    """One thing a request may say. names: the input's name and its aliases. dtype: Triton's. dims: [1] or [-1]."""
+    """A tensor of the model. names: its own and, of an input, its aliases. dtype: Triton's. dims: (1,), or (-1,) for
+    one of any length."""
 
     names: tuple[str, ...]
     dtype: str
     dims: tuple[int, ...] = (1,)
+
+    def array(self, values: Iterable[Any]) -> np.ndarray:
+        """The tensor that holds the values, [values]: text as UTF-8 bytes, numbers in the field's dtype. Raises as
+        Python and numpy do (`AttributeError`, `TypeError`, `ValueError`, `OverflowError`) for what it does not hold."""
+        if self.dtype == "TYPE_STRING":
+            return np.array([text.encode() for text in values], dtype=np.object_)
+        values, dtype = list(values), np.dtype(_NUMPY[self.dtype])
+        if dtype.kind in "iu" and any(not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max for value in values):
+            raise OverflowError  # numpy below 2 wraps around
+        return np.array(values, dtype=dtype)
 
 
 INPUTS: dict[str, Field] = {

@@ -19,7 +19,7 @@ from glmspec.core.errors import GlmspecError, RequestError
 from glmspec.runtime.request import Answer, Delta
 from glmspec.runtime.sequence import Sequence
 from glmspec.triton_repo.adaptive import settings_of
-from glmspec.triton_repo.interface import INPUTS
+from glmspec.triton_repo.interface import INPUTS, OUTPUTS
 from glmspec.triton_repo.repository import open_repository
 from glmspec.triton_repo.requests import Call, parse, refuse_unknown
 from glmspec.triton_repo.worker import Cancelled, Listener, Worker
@@ -102,26 +102,28 @@ def _listener(call: Call, request: Any, sender: Any) -> Listener:
 def _send(sender: Any, sequence: Sequence, delta: Delta, so_far: Answer) -> None:
     stats = sequence.stats
     values = {
-        "text_output": np.array([delta.text.encode()], dtype=object),
-        "output_ids": np.array(delta.tokens, dtype=np.int32),
-        "finish_reason": np.array([(delta.finish_reason or "").encode()], dtype=object),
-        "num_input_tokens": np.array([len(sequence.request.prompt_ids)], dtype=np.int32),
-        "num_output_tokens": np.array([len(so_far.tokens)], dtype=np.int32),
-        "cumulative_logprob": np.array([so_far.cumulative_logprob], dtype=np.float32),
-        "output_logprobs": np.array([_logprobs(delta).encode()], dtype=object),
-        "acceptance_rate": np.array([stats.draft_acceptance_rate or 0.0], dtype=np.float32),
-        "total_accepted_draft_tokens": np.array([stats.num_accepted], dtype=np.int32),
-        "total_draft_tokens": np.array([stats.num_draft_tokens], dtype=np.int32),
-        "speculative_decoding": np.array([json.dumps(stats.to_json()).encode()], dtype=object),
+        "text_output": [delta.text],
+        "output_ids": delta.tokens,
+        "finish_reason": [delta.finish_reason or ""],
+        "num_input_tokens": [len(sequence.request.prompt_ids)],
+        "num_output_tokens": [len(so_far.tokens)],
+        "cumulative_logprob": [so_far.cumulative_logprob],
+        "output_logprobs": [_logprobs(delta)],
+        "acceptance_rate": [stats.draft_acceptance_rate or 0.0],
+        "total_accepted_draft_tokens": [stats.num_accepted],
+        "total_draft_tokens": [stats.num_draft_tokens],
+        "speculative_decoding": [json.dumps(stats.to_json())],
     }
-    response = pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in values.items()])
+    response = pb_utils.InferenceResponse(
+        [pb_utils.Tensor(name, OUTPUTS[name].array(values[name])) for name in OUTPUTS]
+    )
     sender.send(response, flags=_FINAL if delta.finish_reason else 0)
 
 
 def _logprobs(delta: Delta) -> str:
     if not delta.logprobs:
         return ""
-    return json.dumps([one.to_json(token) for token, one in zip(delta.tokens, delta.logprobs, strict=True)])
+    return json.dumps([best.to_json(token) for token, best in zip(delta.tokens, delta.logprobs, strict=True)])
 
 
 def _send_error(sender: Any, error: GlmspecError) -> None:
