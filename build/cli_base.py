@@ -33,11 +33,11 @@ class Count(click.ParamType):
         self.least = least
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """As other numbers are shown."""
+        """The word that --help shows, as click's own number types have one."""
         return "COUNT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number."""
+        """The number of tokens. Fails, naming the option, for text that is no count and for less than `least`."""
         if not isinstance(value, int):
             match = _COUNT.fullmatch(value)
             if not match:
@@ -50,10 +50,10 @@ class Count(click.ParamType):
 
 
 class Place(click.Path):
-    """A folder or file that is there; a Hugging Face id is told to be one."""
+    """A folder or file that is there; what looks like a Hugging Face id in its place gets advice."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path."""
+        """The path. Fails for one that is not there, with the command that downloads it where it looks like an id."""
         match = _HUB_ID.fullmatch(str(value))
         if match and not Path(value).exists() and not Path(match[1]).parent.exists():
             self.fail(
@@ -74,7 +74,7 @@ OUT = click.Path(file_okay=False, path_type=Path)
 
 
 def section(title: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The options, in this order, under a title of --help."""
+    """Give a command these options, in this order, under a title of --help."""
 
     def add(command: Any) -> Any:
         for option in reversed(options):
@@ -231,7 +231,7 @@ def required(option: str, value: Value | None) -> Value:
 
 
 def result(text: str) -> None:
-    """What a command is for, on standard output."""
+    """Write a command's result to standard output, and to the log."""
     progress().log(text)
     click.echo(text)
 

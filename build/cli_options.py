@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import fields
-from pathlib import Path
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from glmspec.build.cli_base import FILE, PLACE, WRITTEN, Count, section
-from glmspec.build.settings import BuildOptions
+from glmspec.build.cli_base import FILE, PLACE, WRITTEN, Count, Value, section
+from glmspec.build.settings import BuildOptions, DraftingSettings
 from glmspec.build.target import TARGETS
 from glmspec.runtime.request_table import BOOL, NUMBER, SETTINGS, TEXTS, Setting
 
@@ -29,13 +29,18 @@ def ranks(default: str) -> tuple[Any, Any]:
     )  # fmt: skip
 
 
+def _taken(kind: Callable[..., Value], values: dict[str, Any]) -> Value:
+    """A dataclass of those of a command's values that are called as its fields are, which are taken out of `values`."""
+    return kind(**{name: values.pop(name) for name in inspect.signature(kind).parameters})
+
+
 def sizes(command: Any) -> Any:
     """The options that say for what, how large and in which form: of `engine`, `validate` and `plugins` alike. Those
     that are build options reach the command as one argument, `options`."""
 
     @functools.wraps(command)
     def with_options(**values: Any) -> None:
-        options = BuildOptions(**{field.name: values.pop(field.name) for field in fields(BuildOptions)})
+        options = _taken(BuildOptions, values)
         command(**values, options=options)
 
     model = section(
@@ -86,58 +91,44 @@ def sizes(command: Any) -> Any:
 
 
 def drafting(command: Any) -> Any:
-    """The options that say how drafts are made and verified: of `generate` and `repo` alike."""
+    """The options that say how drafts are made, and how many are verified: of `generate` and `repo` alike. The command
+    gets them as one argument, `drafting`."""
+
+    @functools.wraps(command)
+    def with_drafting(**values: Any) -> None:
+        settings = _taken(DraftingSettings, values)
+        _check_drafting(settings)
+        command(**values, drafting=settings)
+
     return section(
         DRAFTING,
         click.option("--drafter", help="Name of the drafter to use. Default: the first block drafter, else mtp."),
         click.option("--no-speculation", is_flag=True, help="Without a drafter."),
         click.option("--verification", type=click.Choice(["standard", "block"]), default="standard",
                      help="How drafts that were drawn (not the drafter's best) are verified."),
-    )(command)  # fmt: skip
-
-
-def adaptive(command: Any) -> Any:
-    """The options that say how much of each block is verified; the command gets them as one argument, `adaptive`."""
-
-    @functools.wraps(command)
-    def with_settings(**values: Any) -> None:
-        if values["no_speculation"] and values["drafter"]:
-            raise click.UsageError("--no-speculation and --drafter exclude each other")
-        mine = {name: values.pop(name) for name in ("adaptive", "threshold", "cost_table", "temperatures")}
-        command(**values, adaptive=_adaptive_settings(**mine, no_speculation=values["no_speculation"]))
-
-    return section(
-        DRAFTING,
         click.option("--adaptive-verification/--no-adaptive-verification", "--enable-adaptive-verification", "adaptive",
                      default=False,
                      help="Choose every step how many drafts are verified, by their chances and what a step costs."),
-        click.option("--adaptive-threshold", "threshold", type=click.FloatRange(0, 1),
+        click.option("--adaptive-threshold", type=click.FloatRange(0, 1),
                      help="Never verify a draft that stands with a lower chance. Default: 0."),
         click.option("--cost-table", type=WRITTEN,
                      help="JSON file of step times: read if it is there, else measured at start and written. "
                           "Default: measured at start."),
-        click.option("--confidence-temperatures", "temperatures", type=FILE,
+        click.option("--confidence-temperatures", type=FILE,
                      help='JSON file {"temperatures": [one a draft]} that calibrates a drafter\'s confidence. '
                           "Default: 1 each."),
-    )(with_settings)  # fmt: skip
+    )(with_drafting)  # fmt: skip
 
 
-def _adaptive_settings(
-    adaptive: bool, threshold: float | None, cost_table: Path | None, temperatures: Path | None, no_speculation: bool
-) -> Any:
-    """None where all drafts are verified."""
-    named = {"--adaptive-threshold": threshold, "--cost-table": cost_table, "--confidence-temperatures": temperatures}
-    if not adaptive:
-        for option in (name for name, value in named.items() if value is not None):
-            raise click.UsageError(f"{option}: of use with --adaptive-verification only")
-        return None
-    if no_speculation:
+def _check_drafting(settings: DraftingSettings) -> None:
+    """Raise `UsageError` for options that contradict each other."""
+    if settings.no_speculation and settings.drafter:
+        raise click.UsageError("--no-speculation and --drafter exclude each other")
+    for name in ("adaptive_threshold", "cost_table", "confidence_temperatures"):
+        if not settings.adaptive and getattr(settings, name) is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')}: of use with --adaptive-verification only")
+    if settings.no_speculation and settings.adaptive:
         raise click.UsageError("--no-speculation and --adaptive-verification exclude each other")
-    from glmspec.runtime.adaptive import Adaptive
-    from glmspec.runtime.estimates import read_temperatures
-
-    read = read_temperatures(temperatures) if temperatures else None
-    return Adaptive(threshold=threshold or 0.0, costs=cost_table, temperatures=read)
 
 
 def sampling(command: Any) -> Any:

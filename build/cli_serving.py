@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from glmspec.build.cli_base import FILE, FOLDER, OUT, WRITTEN, Command, Count, progress, result, section
-from glmspec.build.cli_options import OUTPUT, adaptive, drafting, sampling
+from glmspec.build.cli_options import OUTPUT, drafting, sampling
+from glmspec.build.settings import DraftingSettings
 
 
 @click.command(cls=Command)
@@ -34,7 +35,6 @@ from glmspec.build.cli_options import OUTPUT, adaptive, drafting, sampling
 )  # fmt: skip
 @sampling
 @drafting
-@adaptive
 def generate(
     engines: Path,
     source: Path | None,
@@ -43,10 +43,7 @@ def generate(
     output: Path | None,
     resume: bool,
     statistics: Path | None,
-    drafter: str | None,
-    no_speculation: bool,
-    verification: str,
-    adaptive: Any,
+    drafting: DraftingSettings,
     **settings: Any,
 ) -> None:
     """Answer prompts with the engines in ENGINES: of a file, or given, or typed on the terminal.
@@ -66,22 +63,21 @@ def generate(
 
     files = {"source": source, "output": output, "statistics": statistics}
     options = GenerateOptions(**files, resume=resume, prompts=prompts, chat=chat, settings=settings)
-    how = {"verification": verification, "adaptive": adaptive, "progress": progress()}
-    answer(functools.partial(Engine, engines, drafter, not no_speculation, **how), options, progress())
+    speculate, adaptive = not drafting.no_speculation, drafting.adaptive_settings()
+    how = {"verification": drafting.verification, "adaptive": adaptive, "progress": progress()}
+    answer(functools.partial(Engine, engines, drafting.drafter, speculate, **how), options, progress())
 
 
 @click.command(cls=Command)
 @click.argument("engines", type=FOLDER)
 @section(OUTPUT, click.option("-o", "--output", required=True, type=OUT, help="Triton model repository to write."))
 @drafting
-@adaptive
-def repo(
-    engines: Path, output: Path, drafter: str | None, no_speculation: bool, verification: str, adaptive: Any
-) -> None:
+def repo(engines: Path, output: Path, drafting: DraftingSettings) -> None:
     """Write a Triton model repository that serves ENGINES."""
     from glmspec.triton_repo.repository import write_repository
 
-    write_repository(engines, output, drafter, not no_speculation, verification, adaptive)
+    speculate, adaptive = not drafting.no_speculation, drafting.adaptive_settings()
+    write_repository(engines, output, drafting.drafter, speculate, drafting.verification, adaptive)
     result(str(output))
 
 

@@ -22,7 +22,7 @@ from glmspec.core.units import size_text
 from glmspec.models.layers.paged import RING, WHOLE, CacheKind
 from glmspec.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
 from glmspec.network.limits import CONTEXT
-from glmspec.network.reader import Graph, Value, read
+from glmspec.network.reader import Graph, read
 from glmspec.network.trt import Backend
 from glmspec.network.trt_limits import MAX_ELEMENTS, NATIVE_PRODUCTS
 
@@ -60,7 +60,7 @@ def plan_memory(deployment: Deployment, graphs: Sequence[Graph]) -> MemoryPlan:
     graphs: of every member's static network for the greatest step (see `greatest_steps`). Raises `ConfigError` when not
     even one sequence of full length fits, with all the numbers."""
     limits = deployment.limits
-    weights = sum(_size(spec) for spec in _bound_once(deployment))
+    weights = sum(DTYPES[spec.dtype].size(math.prod(spec.sizes)) for spec in _bound_once(deployment))
     per_token = sum(_per_token(deployment, member) for member in deployment.members)
     rings = sum(_rings(deployment, member) for member in deployment.members)
     step = max(peak(graph) for graph in graphs)
@@ -100,7 +100,7 @@ def peak(graph: Graph) -> int:
     owner: dict[str, str] = {}  # a view -> the tensor whose memory it is
     sizes: dict[str, int] = {}
     last: dict[str, int] = {}
-    held = {value.name for value in graph.inputs}
+    inputs = {value.name for value in graph.inputs}
     for at, node in enumerate(graph.nodes):
         for value in node.inputs:
             if value is not None:
@@ -109,8 +109,8 @@ def peak(graph: Graph) -> int:
             if node.kind in _VIEWS:
                 first = next((source for source in node.inputs if source), value).name
                 owner[value.name] = owner.get(first, first)
-            elif value.name not in held:
-                sizes[value.name] = _volume(value) * DTYPES[value.dtype].bits // 8
+            elif value.name not in inputs:
+                sizes[value.name] = DTYPES[value.dtype].size(math.prod(value.shape))
                 last[value.name] = at  # an output that nobody reads dies at once
     for value in graph.outputs:
         last[owner.get(value.name, value.name)] = len(graph.nodes)
@@ -145,8 +145,7 @@ def _caches(deployment: Deployment, member: Member, kind: CacheKind) -> list[Ten
 
 def _per_token(deployment: Deployment, member: Member) -> int:
     caches = _caches(deployment, member, WHOLE)
-    per_token = [_page(spec) // deployment.limits.page_size * DTYPES[spec.dtype].bits // 8 for spec in caches]
-    return sum(per_token)
+    return sum(DTYPES[spec.dtype].size(_page(spec) // deployment.limits.page_size) for spec in caches)
 
 
 def _rings(deployment: Deployment, member: Member) -> int:
@@ -162,7 +161,7 @@ def _rings(deployment: Deployment, member: Member) -> int:
                 f"--max-num-seqs: found {limits.max_num_seqs:,}, expected at most {most:,} with a sliding window of "
                 f"{member.sliding_window:,} tokens ({member.name}): a cache may have {MAX_ELEMENTS:,} elements."
             )
-        total += elements * DTYPES[spec.dtype].bits // 8
+        total += DTYPES[spec.dtype].size(elements)
     return total
 
 
@@ -182,14 +181,6 @@ def _addressable(deployment: Deployment) -> int:
 def _page(cache: TensorSpec) -> int:
     """Elements of a page of a cache [X, J, P, D]."""
     return math.prod(dim for dim in cache.dims[1:] if isinstance(dim, int))
-
-
-def _size(spec: TensorSpec) -> int:
-    return math.prod(spec.sizes) * DTYPES[spec.dtype].bits // 8
-
-
-def _volume(value: Value) -> int:
-    return math.prod(value.shape)
 
 
 def _too_small(deployment: Deployment, plan: MemoryPlan, available: int, needed: int, room: int) -> str:

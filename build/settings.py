@@ -1,9 +1,14 @@
-"""What the commands that build are asked for, a value a command. Imports nothing heavy: the command line makes it."""
+"""What commands that build or run engines are asked for, a value a command. Imports nothing heavy: the command line
+makes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from glmspec.runtime.adaptive import Adaptive
 
 GREEDY, PROBABILISTIC = "greedy", "probabilistic"  # how drafts are chosen
 PLUGINS_AUTO, PLUGINS_ON, PLUGINS_OFF = "auto", "on", "off"  # whether plugins stand in for TensorRT's layers
@@ -82,3 +87,29 @@ class PluginsSettings(DeploymentSettings):
     ops: tuple[str, ...]
     output: Path | None
     json_file: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingSettings:
+    """What `generate` and `repo` are both asked: how drafts are made, and how many of them are verified.
+
+    drafter: its name, None for the first block drafter. verification: how drawn drafts are accepted. adaptive: choose
+    how many are verified; adaptive_threshold, cost_table, confidence_temperatures: see `Adaptive`, the last a file."""
+
+    drafter: str | None
+    no_speculation: bool
+    verification: str
+    adaptive: bool
+    adaptive_threshold: float | None
+    cost_table: Path | None
+    confidence_temperatures: Path | None
+
+    def adaptive_settings(self) -> Adaptive | None:
+        """None where all drafts are verified. Raises `ConfigError` for a file of temperatures that holds none."""
+        if not self.adaptive:
+            return None
+        from glmspec.runtime.adaptive import Adaptive
+        from glmspec.runtime.estimates import read_temperatures
+
+        temperatures = read_temperatures(self.confidence_temperatures) if self.confidence_temperatures else None
+        return Adaptive(threshold=self.adaptive_threshold or 0.0, costs=self.cost_table, temperatures=temperatures)

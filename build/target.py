@@ -16,7 +16,8 @@ class Target:
     """One row of the table. package: the TensorRT that builds for it, None where the reference executor runs the
     network itself. compute_capability: TensorRT's name. memory: bytes of one GPU, None for the host's. bandwidth: its
     bytes a second; flops: dense bfloat16 ones a second (as NVIDIA states them, 0 where nobody plans with them). moe:
-    form of the experts in steps of blocks (see `NetworkConfig`). The rest are defaults for options left out."""
+    form of the experts in steps of blocks (see `NetworkConfig`). The rest, here as for GPUs, are defaults for options
+    left out."""
 
     name: str
     description: str
@@ -26,12 +27,12 @@ class Target:
     bandwidth: float
     flops: float
     moe: str
-    compute: str  # dtype
-    page_size: int  # context rows a page
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    segment_rows: int
+    compute: str = "bfloat16"  # dtype
+    page_size: int = 64  # context rows a page
+    max_model_len: int = 131_072
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    segment_rows: int = 32
 
     @property
     def gpu(self) -> str:
@@ -58,12 +59,6 @@ def _gpu(
         bandwidth=bandwidth,
         flops=flops,
         moe=moe,
-        compute="bfloat16",
-        page_size=64,
-        max_model_len=131_072,
-        max_num_seqs=16,
-        max_num_batched_tokens=512,
-        segment_rows=32,
     )
 
 
@@ -83,8 +78,6 @@ TARGETS: dict[str, Target] = {
             page_size=16,
             max_model_len=4096,
             max_num_seqs=8,
-            max_num_batched_tokens=512,
-            segment_rows=32,
         ),
         _gpu(
             "rtx-pro-6000",

@@ -25,6 +25,10 @@ class Dtype:
         """Of an element that is no part of a byte."""
         return self.bits // 8
 
+    def size(self, elements: int) -> int:
+        """Bytes of so many elements."""
+        return elements * self.bits // 8
+
 
 FP4, FP8 = "float4_e2m1fn", "float8_e4m3fn"
 DTYPES = {

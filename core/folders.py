@@ -39,7 +39,7 @@ def new_folder(path: Path, kind: str, inputs: Iterable[Path] = ()) -> Iterator[P
         work = place.hidden(PARTIAL)
         shutil.rmtree(work, ignore_errors=True)  # a killed run's
         try:
-            with _told(place.path, work):
+            with _naming_output(place.path, work):
                 work.mkdir()
                 yield work
                 place.take(work, kind)
@@ -64,7 +64,7 @@ def resumable_folder(
             shutil.rmtree(work, ignore_errors=True)
         kept = ""
         try:
-            with _told(place.path, work):
+            with _naming_output(place.path, work):
                 work.mkdir(exist_ok=True)
                 _check_room(place.path, work, needed)
                 try:
@@ -87,8 +87,8 @@ class _Unwritable(GlmspecError):
 
 
 @contextmanager
-def _told(path: Path, work: Path) -> Iterator[None]:
-    """An `OSError` about the output is told of its final place; one about something else is the CLI's to tell."""
+def _naming_output(path: Path, work: Path) -> Iterator[None]:
+    """An `OSError` about the output names its final place; one about something else is the CLI's to show."""
     try:
         yield
     except OSError as error:

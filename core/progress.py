@@ -46,7 +46,7 @@ class Progress:
         yield lambda name: None
 
     def doing(self, what: str) -> None:
-        """What the stage or step that goes on is busy with."""
+        """Says what the stage or step that goes on is busy with."""
 
     @contextmanager
     def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -54,17 +54,17 @@ class Progress:
         yield lambda size: None
 
     def note(self, text: str) -> None:
-        """Something the user should know and need not act on."""
+        """Tells the user what they should know and need not act on."""
         self.say(f"note: {text}")
 
     def say(self, text: str) -> None:
-        """A line about what was done."""
+        """Writes a line about what was done."""
 
     def detail(self, text: str) -> None:
-        """Something that only who looks for a fault wants to know."""
+        """Writes a line that only those who look for a fault want to read."""
 
     def show(self, table: Any) -> None:
-        """A summary in rich's terms, beside the result."""
+        """Shows a summary, one of rich's tables, beside the result."""
 
 
 class RichProgress(Progress):
@@ -85,7 +85,7 @@ class RichProgress(Progress):
             self._log.close()
 
     def log(self, text: str) -> None:
-        """A line of the log alone."""
+        """Writes lines to the log alone, each with the time (UTC). Raises OSError naming a log that is full."""
         if self._log:
             now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             try:
@@ -95,13 +95,13 @@ class RichProgress(Progress):
 
     @contextmanager
     def stage(self, title: str) -> Iterator[None]:
-        """A spinner with the time, then a line with the seconds it took."""
+        """Shows a spinner with the time, then a line with the seconds it took."""
         with self._work(title, None):
             yield
 
     @contextmanager
     def steps(self, title: str, total: int) -> Iterator[Callable[[str], None]]:
-        """A bar with time left, then a line with the seconds it took."""
+        """Shows a bar with time left, then a line with the seconds it took."""
         with self._work(title, total, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as (bar, task):
 
             def advance(name: str) -> None:
@@ -111,14 +111,14 @@ class RichProgress(Progress):
             yield advance
 
     def doing(self, what: str) -> None:
-        """Beside the title of the bar."""
+        """Shows it beside the title of the bar."""
         if self._bar:
             for task in self._bar.tasks:
                 self._bar.update(task.id, description=escape(f"{task.fields['title']}: {what}"))
 
     @contextmanager
     def bytes(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar with bytes, speed and time left, then a line with the seconds and the speed."""
+        """Shows a bar with bytes, speed and time left, then a line with the seconds and the speed."""
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         with self._work(title, total, *columns, volume=total) as (bar, task):
             yield lambda size: bar.advance(task, size)
@@ -152,18 +152,18 @@ class RichProgress(Progress):
                 self._console.print(text, markup=False, highlight=False)
 
     def say(self, text: str) -> None:
-        """A line on stderr."""
+        """Writes a line to stderr and to the log."""
         self.log(text)
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def detail(self, text: str) -> None:
-        """A line, for those who asked for more."""
+        """Writes a line to the log, and to stderr for those who asked for more."""
         self.log(text)
         if self._verbose:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True, style="dim")
 
     def show(self, table: Any) -> None:
-        """On stderr, and as text in the log."""
+        """Shows it on stderr, and as text in the log."""
         self._console.print(table, highlight=False)
         if self._log:
             plain = Console(width=160, no_color=True, highlight=False)

@@ -72,7 +72,8 @@ def open_manifest(folder: Path) -> dict[str, Any]:
 
 
 def kind_of(folder: Path) -> str | None:
-    """What a folder of ours says that it is, None for one that is not ours."""
+    """The kind that a folder of ours says it is, None for one that is not ours. Raises `ConfigError` where its
+    config.json cannot be read."""
     return produced(read_json(folder / "config.json"))
 
 
