@@ -53,11 +53,11 @@ def _stop_tokens(texts: Sequence[str], tokenizer: Tokenizer | None) -> list[int]
     that holds a special token and more, which could never match."""
     special = tokenizer.special if tokenizer and texts else {}
     for text in texts:
-        held = next((token for token in special if token in text and text not in special), None)
-        if held is not None:
+        inside = next((token for token in special if token in text and text not in special), None)
+        if inside is not None:
             raise RequestError(
-                f"stop: found {text!r}, which holds the special token {held!r} and so never appears in text, expected "
-                f"text without special tokens, or {held!r} alone"
+                f"stop: found {text!r}, which holds the special token {inside!r} and so never appears in text, "
+                f"expected text without special tokens, or {inside!r} alone"
             )
     return [special[text] for text in texts if text in special]
 

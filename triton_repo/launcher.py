@@ -51,8 +51,8 @@ class Ports:
     @classmethod
     def choose(cls, host: str = "127.0.0.1", http: int = 0, grpc: int = 0, metrics: int = 0) -> Ports:
         """The given ports, a free one for each 0."""
-        with ExitStack() as held:  # all at once, so that they differ
-            ports = [port or held.enter_context(_bound(host, 0)).getsockname()[1] for port in (http, grpc, metrics)]
+        with ExitStack() as bound:  # all at once, so that they differ
+            ports = [port or bound.enter_context(_bound(host, 0)).getsockname()[1] for port in (http, grpc, metrics)]
         return cls(host, *ports)
 
     def describe(self) -> str:

@@ -114,10 +114,8 @@ def _send(sender: Any, sequence: Sequence, delta: Delta, so_far: Answer) -> None
         "total_draft_tokens": [stats.num_draft_tokens],
         "speculative_decoding": [json.dumps(stats.to_json())],
     }
-    response = pb_utils.InferenceResponse(
-        [pb_utils.Tensor(name, OUTPUTS[name].array(values[name])) for name in OUTPUTS]
-    )
-    sender.send(response, flags=_FINAL if delta.finish_reason else 0)
+    tensors = [pb_utils.Tensor(name, output.array(values[name])) for name, output in OUTPUTS.items()]
+    sender.send(pb_utils.InferenceResponse(tensors), flags=_FINAL if delta.finish_reason else 0)
 
 
 def _logprobs(delta: Delta) -> str:

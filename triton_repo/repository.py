@@ -60,7 +60,7 @@ def write_repository(
         write_bytes(version / "model.py", _MODEL_FILE.encode())
         engines_record = {"folder": relative, "sha256": sha256(engines / "config.json")}
         licences = directory.record.get("licenses", {})
-        copy_files(engines, [file for one in licences.values() for file in one["files"]], folder)
+        copy_files(engines, [file for licence in licences.values() for file in licence["files"]], folder)
         files = digests(folder, (path for path in folder.rglob("*") if path.is_file()))
         record = {"producer": producer(REPOSITORY), "engines": engines_record, "licenses": licences, "files": files}
         write_sealed(folder / "config.json", record)
