@@ -16,7 +16,7 @@ from glmspec.runtime.settings import chat_ids, request_of
 from glmspec.runtime.text import Tokenizer
 
 _PROMPTS = ("prompt", "prompt_token_ids", "messages")  # the first that is there is meant; messages may tell the same
-_LABELS = {"id", "name", "kind", "form", "category", "source", "metadata"}  # keys that only describe a line
+LABELS = {"id", "name", "kind", "form", "category", "source", "metadata"}  # keys that only describe a line
 
 
 def read_requests(
@@ -53,7 +53,7 @@ def _request(line: str, tokenizer: Tokenizer | None, settings: Mapping[str, Any]
     given = value.keys() & set(_PROMPTS) if isinstance(value, dict) else set()
     if not given or {"prompt", "prompt_token_ids"} <= given:
         raise RequestError("expected an object with either prompt or prompt_token_ids, or with messages")
-    odd = sorted(value.keys() - SETTINGS.keys() - set(_PROMPTS) - _LABELS)
+    odd = sorted(value.keys() - SETTINGS.keys() - set(_PROMPTS) - LABELS)
     if odd:
         raise RequestError(f"{', '.join(odd)}: not a setting of a line, expected some of {', '.join(SETTINGS)}")
     own = {name: value[name] for name in SETTINGS if value.get(name) is not None}
