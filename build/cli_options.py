@@ -132,9 +132,16 @@ def _check_drafting(settings: DraftingSettings) -> None:
 
 
 def sampling(command: Any) -> Any:
-    """How tokens are drawn, for every prompt that does not say: every setting whose meaning is told."""
-    settings = {name: setting for name, setting in SETTINGS.items() if setting.meaning}
-    return section(SAMPLING, *(_setting(name, setting) for name, setting in settings.items()))(command)
+    """How tokens are drawn, for every prompt that does not say: every setting whose meaning is told. The command gets
+    them, and others of a request that it has itself, as one argument, `settings`."""
+
+    @functools.wraps(command)
+    def with_settings(**values: Any) -> None:
+        settings = {name: values.pop(name) for name in SETTINGS if name in values}
+        command(**values, settings=settings)
+
+    options = (_setting(name, setting) for name, setting in SETTINGS.items() if setting.meaning)
+    return section(SAMPLING, *options)(with_settings)
 
 
 def _setting(name: str, setting: Setting) -> Any:

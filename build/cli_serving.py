@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from glmspec.build.cli_base import FILE, FOLDER, OUT, WRITTEN, Command, Count, progress, result, section
+from glmspec.build.cli_base import FILE, FOLDER, OUT, WRITTEN, Command, Count, as_one, progress, result, section
 from glmspec.build.cli_options import OUTPUT, drafting, sampling
-from glmspec.build.settings import DraftingSettings
+from glmspec.build.settings import DraftingSettings, GenerateSettings
 
 
 @click.command(cls=Command)
@@ -35,37 +35,25 @@ from glmspec.build.settings import DraftingSettings
 )  # fmt: skip
 @sampling
 @drafting
-def generate(
-    engines: Path,
-    source: Path | None,
-    prompts: tuple[str, ...],
-    chat: bool,
-    output: Path | None,
-    resume: bool,
-    statistics: Path | None,
-    drafting: DraftingSettings,
-    **settings: Any,
-) -> None:
+@as_one(GenerateSettings)
+def generate(settings: GenerateSettings) -> None:
     """Answer prompts with the engines in ENGINES: of a file, or given, or typed on the terminal.
 
     On a terminal accepted and rejected drafts are shown in colour; elsewhere answers are JSON lines."""
+    source, prompts = settings.source, settings.prompts
     if source and prompts:
         raise click.UsageError("--input and --prompt exclude each other")
     if not source and not prompts and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("give --input or --prompt; only on a terminal prompts can be typed")
-    if resume and not (output and (source or prompts)):
+    if settings.resume and not (settings.output and (source or prompts)):
         raise click.UsageError("--resume goes on with an --output of --input or --prompt: give them as before")
-    if source and chat:
+    if source and settings.chat:
         raise click.UsageError("--input and --chat exclude each other: a line has messages instead of a prompt")
     from glmspec.runtime.engine import Engine
-    from glmspec.runtime.generate import GenerateOptions
     from glmspec.runtime.generate import generate as answer
 
-    files = {"source": source, "output": output, "statistics": statistics}
-    options = GenerateOptions(**files, resume=resume, prompts=prompts, chat=chat, settings=settings)
-    speculate, adaptive = not drafting.no_speculation, drafting.adaptive_settings()
-    how = {"verification": drafting.verification, "adaptive": adaptive, "progress": progress()}
-    answer(functools.partial(Engine, engines, drafting.drafter, speculate, **how), options, progress())
+    load = functools.partial(Engine, settings.engines, **settings.drafting.engine_options(), progress=progress())
+    answer(load, settings, progress())
 
 
 @click.command(cls=Command)
@@ -76,19 +64,18 @@ def repo(engines: Path, output: Path, drafting: DraftingSettings) -> None:
     """Write a Triton model repository that serves ENGINES."""
     from glmspec.triton_repo.repository import write_repository
 
-    speculate, adaptive = not drafting.no_speculation, drafting.adaptive_settings()
-    write_repository(engines, output, drafting.drafter, speculate, drafting.verification, adaptive)
+    write_repository(engines, output, **drafting.engine_options())
     result(str(output))
 
 
 @click.command(cls=Command)
 @click.argument("repository", type=FOLDER)
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
-@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, help="0: a free port.")
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, help="0: a free port.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, help="0: a free port.")
-def serve(repository: Path, host: str, http_port: int, grpc_port: int, metrics_port: int) -> None:
+@click.option("--http-port", "http", type=click.IntRange(0, 65535), default=8000, help="0: a free port.")
+@click.option("--grpc-port", "grpc", type=click.IntRange(0, 65535), default=8001, help="0: a free port.")
+@click.option("--metrics-port", "metrics", type=click.IntRange(0, 65535), default=8002, help="0: a free port.")
+def serve(repository: Path, **address: Any) -> None:
     """Run tritonserver on a model REPOSITORY until it is stopped."""
     from glmspec.triton_repo.launcher import Ports, run_server
 
-    run_server(repository, Ports.choose(host, http_port, grpc_port, metrics_port), progress())
+    run_server(repository, Ports.choose(**address), progress())

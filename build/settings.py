@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from glmspec.runtime.options import GenerateOptions
 
 if TYPE_CHECKING:
     from glmspec.runtime.adaptive import Adaptive
@@ -104,8 +106,18 @@ class DraftingSettings:
     cost_table: Path | None
     confidence_temperatures: Path | None
 
-    def adaptive_settings(self) -> Adaptive | None:
-        """None where all drafts are verified. Raises `ConfigError` for a file of temperatures that holds none."""
+    def engine_options(self) -> dict[str, Any]:
+        """As `Engine` and `write_repository` take them. Raises `ConfigError` for a file of temperatures that holds
+        none."""
+        return {
+            "drafter": self.drafter,
+            "speculate": not self.no_speculation,
+            "verification": self.verification,
+            "adaptive": self._adaptive(),
+        }
+
+    def _adaptive(self) -> Adaptive | None:
+        """None where all drafts are verified."""
         if not self.adaptive:
             return None
         from glmspec.runtime.adaptive import Adaptive
@@ -113,3 +125,11 @@ class DraftingSettings:
 
         temperatures = read_temperatures(self.confidence_temperatures) if self.confidence_temperatures else None
         return Adaptive(threshold=self.adaptive_threshold or 0.0, costs=self.cost_table, temperatures=temperatures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateSettings(GenerateOptions):
+    """engines: the directory that answers. drafting: how its drafts are made and verified."""
+
+    engines: Path
+    drafting: DraftingSettings

@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +23,7 @@ from glmspec.core.progress import Progress
 from glmspec.runtime.answers import KeptAnswers, PrintedAnswers, kept_answers
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.job import Finished, Job, ignore
+from glmspec.runtime.options import GenerateOptions
 from glmspec.runtime.prompts import read_requests
 from glmspec.runtime.request import Request
 from glmspec.runtime.settings import request_of
@@ -32,22 +31,6 @@ from glmspec.runtime.stats import SpecStats
 from glmspec.runtime.terminal import converse, text_request, watch
 
 MAX_TOKENS = 2**31  # of any vocabulary
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateOptions:
-    """The prompts, and where answers go. source: a file of JSON lines; prompts: texts instead; neither: lines typed on
-    the terminal. output: a file of JSON lines; None shows answers on a terminal and writes JSON lines elsewhere.
-    resume: go on with the answers that an interrupted run kept for it. statistics: a JSON file for the counters of all
-    answers. settings: of every prompt that has none of its own. chat: texts are a user's, for the chat template."""
-
-    source: Path | None
-    prompts: tuple[str, ...]
-    chat: bool = False
-    output: Path | None
-    resume: bool = False
-    statistics: Path | None
-    settings: Mapping[str, Any]
 
 
 def generate(load: Callable[[], Engine], options: GenerateOptions, progress: Progress) -> None:

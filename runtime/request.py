@@ -9,7 +9,7 @@ from glmspec.core.errors import RequestError
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.network.limits import MAX_ADJUSTED
 from glmspec.runtime.request_table import SETTINGS
-from glmspec.runtime.sampling import GREEDY, Sampling
+from glmspec.runtime.sampling import GREEDY, Sampling, check_ids
 
 STOP, LENGTH = "stop", "length"
 MAX_STOPS, STOP_LONGEST = 64, 1024  # stop texts, and characters of one: every token is compared with all of them
@@ -37,9 +37,7 @@ class Request:
         that are never chosen; a prompt may hold them."""
         if not self.prompt_ids:
             raise RequestError("prompt: found no tokens, expected at least one")
-        odd = next((token for token in self.prompt_ids if not 0 <= token < vocab_size), None)
-        if odd is not None:
-            raise RequestError(f"prompt: found token id {odd}, expected ids from 0 to {vocab_size - 1}")
+        check_ids("prompt", self.prompt_ids, vocab_size)
         if len(self.prompt_ids) >= max_model_len:
             raise RequestError(
                 f"prompt: found {len(self.prompt_ids)} tokens, "
@@ -55,9 +53,7 @@ class Request:
             raise RequestError(f"stop: found a text of {longest} characters, expected at most {STOP_LONGEST}")
         if self.stop and not has_text:
             raise RequestError("stop: this engine has no tokenizer, so it cannot look for text")
-        odd = next((token for token in self.stop_token_ids if not 0 <= token < vocab_size), None)
-        if odd is not None:
-            raise RequestError(f"stop_token_ids: found token id {odd}, expected ids from 0 to {vocab_size - 1}")
+        check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         if self.sampling.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens: found {self.sampling.min_tokens}, expected at most max_tokens ({self.max_tokens})"

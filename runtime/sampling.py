@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from glmspec.core.errors import RequestError
@@ -92,10 +92,15 @@ class Sampling:
             raise RequestError(f"logit_bias: found a bias of {large:g}, expected {-MAX_BIAS:g} to {MAX_BIAS:g}")
         if any(not word for word in self.bad_words):
             raise RequestError("bad_words: found an empty word")
-        for name, tokens in (("logit_bias", ids), ("bad_words", [token for word in self.bad_words for token in word])):
-            odd = next((token for token in tokens if not 0 <= token < vocab_size), None)
-            if odd is not None:
-                raise RequestError(f"{name}: found token id {odd}, expected ids from 0 to {vocab_size - 1}")
+        check_ids("logit_bias", ids, vocab_size)
+        check_ids("bad_words", (token for word in self.bad_words for token in word), vocab_size)
+
+
+def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raise `RequestError` when one of a field's token ids is none of the vocabulary's. name: the field's."""
+    odd = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if odd is not None:
+        raise RequestError(f"{name}: found token id {odd}, expected ids from 0 to {vocab_size - 1}")
 
 
 GREEDY = Sampling()

@@ -18,8 +18,8 @@ import triton_python_backend_utils as pb_utils  # pyright: ignore[reportMissingI
 from glmspec.core.errors import GlmspecError, RequestError
 from glmspec.runtime.request import Answer, Delta
 from glmspec.runtime.sequence import Sequence
-from glmspec.triton_repo.adaptive import settings_of
 from glmspec.triton_repo.interface import INPUTS, OUTPUTS
+from glmspec.triton_repo.parameters import engine_options
 from glmspec.triton_repo.repository import open_repository
 from glmspec.triton_repo.requests import Call, parse, refuse_unknown
 from glmspec.triton_repo.worker import Cancelled, Listener, Worker
@@ -39,13 +39,7 @@ class TritonPythonModel:
         }
         version_folder = Path(args["model_repository"]) / args["model_version"]
         engines = open_repository(Path(args["model_repository"]).parent)
-        self._engine = Engine(
-            engines,
-            parameters["drafter"] or None,
-            parameters["speculate"] == "true",
-            verification=parameters["verification"],
-            adaptive=settings_of(parameters, version_folder),
-        )
+        self._engine = Engine(engines, **engine_options(parameters, version_folder))
         self._worker = Worker(self._engine)
 
     def execute(self, requests: list[Any]) -> None:

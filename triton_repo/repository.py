@@ -19,8 +19,8 @@ from glmspec.core.folders import new_folder
 from glmspec.core.sealed import check_digest, check_files, digests, kind_of, open_sealed, write_sealed
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.runtime.directory import EngineDirectory
-from glmspec.triton_repo.adaptive import parameters_of
 from glmspec.triton_repo.interface import INPUTS, MODEL_NAME, OUTPUTS
+from glmspec.triton_repo.parameters import parameters_of
 
 _AGAIN = "Make the model repository again: glmspec-build repo ENGINES -o REPO"
 _MODEL_FILE = '''"""The Triton model: see glmspec.triton_repo.model."""
@@ -37,7 +37,9 @@ def write_repository(
     verification: str = "standard",
     adaptive: Adaptive | None = None,
 ) -> None:
-    """Write the repository. The engines stay where they are: the model finds them relative to its own folder."""
+    """Write the repository. The engines stay where they are: the model finds them relative to its own folder. drafter,
+    speculate, verification, adaptive: as `Engine` takes them. Raises `GlmspecError`, and writes nothing, for engines
+    that cannot be served so or an output that would replace something."""
     directory = EngineDirectory.open(engines)
     directory.check_runs()
     if adaptive and not (speculate and directory.choices):
@@ -49,13 +51,7 @@ def write_repository(
         version.mkdir(parents=True)
         place = (out / MODEL_NAME / "1").resolve()  # the final one, not the temporary one
         relative = os.path.relpath(engines.resolve(), place)
-        parameters = {
-            "engines": relative,
-            "drafter": drafter or "",
-            "speculate": "true" if speculate else "false",
-            "verification": verification,
-            **parameters_of(adaptive, place),
-        }
+        parameters = {"engines": relative, **parameters_of(drafter, speculate, verification, adaptive, place)}
         write_bytes(folder / MODEL_NAME / "config.pbtxt", model_config(parameters).encode())
         write_bytes(version / "model.py", _MODEL_FILE.encode())
         engines_record = {"folder": relative, "sha256": sha256(engines / "config.json")}

@@ -21,7 +21,8 @@ from glmspec.core.errors import EngineError, GlmspecError, RequestError
 from glmspec.core.progress import Progress
 from glmspec.runtime import generate, terminal
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.generate import GenerateOptions, answer_all
+from glmspec.runtime.generate import answer_all
+from glmspec.runtime.options import GenerateOptions
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
 

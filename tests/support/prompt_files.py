@@ -8,7 +8,7 @@ from pathlib import Path
 from glmspec.core.progress import Progress
 from glmspec.runtime import generate
 from glmspec.runtime.engine import Engine
-from glmspec.runtime.generate import GenerateOptions
+from glmspec.runtime.options import GenerateOptions
 
 PROMPTS = ["def add(a, b):\n", "Count: 1, 2, 3,", "| a | b |\n", "Once upon a time " * 9, "naïve 中文", "x"]
 

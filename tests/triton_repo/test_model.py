@@ -14,8 +14,8 @@ from glmspec.core.files import sha256
 from glmspec.runtime.adaptive import Adaptive
 from glmspec.runtime.cost_table import CostCurve, CostTable, MeasuredOn, save_costs
 from glmspec.runtime.request import Request
-from glmspec.triton_repo.adaptive import parameters_of
 from glmspec.triton_repo.interface import OUTPUTS
+from glmspec.triton_repo.parameters import parameters_of
 from glmspec.triton_repo.repository import write_repository
 
 FINAL = 1
@@ -84,8 +84,7 @@ def model(tiny_engines, tmp_path_factory):
     costs = repo.parent / "costs.json"
     save_costs(costs, CostTable(free, free), MeasuredOn(sha256(tiny_engines / "config.json"), "dspark"))
     write_repository(tiny_engines, repo, None, True)
-    parameters = {"engines": str(tiny_engines), "drafter": "", "speculate": "true", "verification": "standard"}
-    parameters |= parameters_of(Adaptive(costs=costs), repo / "glmspec" / "1")
+    parameters = parameters_of(None, True, "standard", Adaptive(costs=costs), repo / "glmspec" / "1")
     config = {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "triton_python_backend_utils", stand_in)

@@ -16,8 +16,8 @@ from tritonclient.grpc import model_config_pb2
 
 from glmspec.core.errors import EngineError, GlmspecError
 from glmspec.runtime.adaptive import Adaptive
-from glmspec.triton_repo.adaptive import settings_of
 from glmspec.triton_repo.interface import INPUTS, OUTPUTS
+from glmspec.triton_repo.parameters import engine_options
 from glmspec.triton_repo.repository import write_repository
 
 
@@ -187,9 +187,11 @@ def test_adaptive_settings_are_in_the_parameters(engines, settings):
     if settings:
         settings = replace(settings, costs=engines.parent / "costs.json" if settings.threshold else None)
     write_repository(engines, out, None, True, adaptive=settings)
-    assert settings_of(parameters_of(out), out / "glmspec" / "1") == settings
+    loaded = {"drafter": None, "speculate": True, "verification": "standard"}
+    assert engine_options(parameters_of(out), out / "glmspec" / "1") == loaded | {"adaptive": settings}
     assert str(engines.parent) not in (out / "glmspec" / "config.pbtxt").read_text()  # only relative places
-    assert settings_of({"engines": "x"}, out) is None  # of older repositories
+    older = {"engines": "x", "drafter": "", "speculate": "true", "verification": "standard"}
+    assert engine_options(older, out) == loaded | {"adaptive": None}
 
 
 def test_adaptive_serving_needs_a_drafter(engines, tmp_path):
