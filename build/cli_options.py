@@ -12,7 +12,7 @@ import click
 from glmspec.build.cli_base import FILE, PLACE, WRITTEN, Count, Value, section
 from glmspec.build.settings import BuildOptions, DraftingSettings
 from glmspec.build.target import TARGETS
-from glmspec.runtime.request_table import BOOL, NUMBER, SETTINGS, TEXTS, Setting
+from glmspec.runtime.request_table import BOOL, COUNT, NUMBER, SETTINGS, TEXTS, Setting
 
 DTYPES = click.Choice(["float32", "bfloat16"])
 RECIPES = click.Choice(["auto", "bf16", "fp8", "nvfp4"])
@@ -151,6 +151,8 @@ def _setting(name: str, setting: Setting) -> Any:
         more = {"multiple": True}
     elif setting.kind is NUMBER:
         more = {"type": click.FLOAT}
+    elif setting.kind is COUNT:
+        more = {"type": Count(int(setting.least))}
     else:
-        more = {"type": Count(0) if name == "min_tokens" else click.IntRange(0) if setting.least == 0 else click.INT}
+        more = {"type": click.IntRange(0) if setting.least == 0 else click.INT}
     return click.option(f"--{name.replace('_', '-')}", help=setting.meaning, **more)

@@ -18,7 +18,7 @@ from glmspec.core.files import is_fixed, naming, opened_alone, write_all, write_
 
 
 class PrintedAnswers:
-    """Lines for standard output."""
+    """Prints answers' lines on standard output, in the prompts' order."""
 
     def __init__(self) -> None:
         self._next, self._waiting = 0, {}
@@ -37,14 +37,14 @@ class PrintedAnswers:
 
 
 class KeptAnswers:
-    """Lines for a file. lines: those that are kept, by the prompt's place."""
+    """Keeps answers' lines for a file. lines: those that are kept, by the prompt's place."""
 
     def __init__(self, descriptor: int, place: Path, output: Path) -> None:
         self.lines: dict[int, str] = {}
         self._descriptor, self._place, self._output = descriptor, place, output
 
     def begin(self, fingerprint: str) -> None:
-        """Keep nothing of before. fingerprint: of what is answered, and how."""
+        """Drop what an earlier run kept. fingerprint: of what is answered, and how."""
         self._cut(0)
         self._append({"unfinished": fingerprint})
 
@@ -59,12 +59,12 @@ class KeptAnswers:
         self._cut(end)  # a line that a dying run began
 
     def add(self, at: int, line: str) -> None:
-        """Keep an answer."""
+        """Keep an answer's line. at: the prompt's place. Raises `OSError` naming the file that takes no more."""
         self._append({"prompt": at, "line": line})
         self.lines[at] = line
 
     def finish(self) -> None:
-        """Write the file."""
+        """Write the kept lines to the file, in the prompts' order. Raises `OSError` naming it."""
         data = "".join(f"{self.lines[at]}\n" for at in sorted(self.lines)).encode()
         if self._place == self._output:
             os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -75,7 +75,7 @@ class KeptAnswers:
             write_output(self._output, data)
 
     def forget(self) -> None:
-        """Remove what is kept."""
+        """Remove what was kept until the file was whole."""
         if self._place == self._output:
             os.ftruncate(self._descriptor, 0)
         else:

@@ -70,13 +70,14 @@ class Request:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token's log-probability, and the best tokens with theirs, best first."""
+    """A token's log-probability, and the best tokens' ids with theirs, best first: natural logarithms of the verifier's
+    probs before any setting of the request."""
 
     logprob: float
     best: tuple[tuple[int, float], ...]
 
     def to_json(self, token: int) -> dict[str, Any]:
-        """As part of an answer's JSON. token: whose."""
+        """Returns the part of an answer's JSON that is about a token. token: its id."""
         return {"token": token, "logprob": self.logprob, "top": [list(pair) for pair in self.best]}
 
 
@@ -105,7 +106,7 @@ class Answer:
     cumulative_logprob: float = 0.0
 
     def add(self, delta: Delta) -> None:
-        """Append one delta."""
+        """Append what a step adds."""
         self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs)
         self.cumulative_logprob += sum(token.logprob for token in delta.logprobs)

@@ -66,6 +66,7 @@ def _aliased(name: str) -> tuple[str, str]:
 
 
 WHOLE = Kind("a whole number", is_whole, "TYPE_INT32")
+COUNT = Kind("a whole number", is_whole, "TYPE_INT32")  # of tokens: an option of it also takes 128k
 SEED = Kind("a whole number", is_whole, "TYPE_UINT64")
 NUMBER = Kind("a number", is_number, "TYPE_FP32")
 BOOL = Kind("true or false", lambda value: isinstance(value, bool), "TYPE_BOOL")
@@ -78,7 +79,7 @@ MAX_TEMPERATURE, MAX_REPETITION = 100.0, 100.0
 MAX_PENALTY = 2.0  # of frequency and presence, either way, as OpenAI's API has it
 
 SETTINGS: dict[str, Setting] = {
-    "max_tokens": Setting(WHOLE, names=_aliased("max_tokens"), least=1),  # an option that is required, so not told here
+    "max_tokens": Setting(COUNT, names=_aliased("max_tokens"), least=1),  # an option that is required, so not told here
     "temperature": Setting(
         NUMBER,
         "0: greedy. Default: 0, or 1 with --top-k, --top-p or --min-p.",
@@ -131,7 +132,7 @@ SETTINGS: dict[str, Setting] = {
         -MAX_PENALTY,
         MAX_PENALTY,
     ),
-    "min_tokens": Setting(WHOLE, "No end token before so many tokens. Default: 0.", _aliased("min_tokens"), least=0),
+    "min_tokens": Setting(COUNT, "No end token before so many tokens. Default: 0.", _aliased("min_tokens"), least=0),
     "logprobs": Setting(
         WHOLE,
         "Log-probabilities of each token and of so many best ones. Default: none.",

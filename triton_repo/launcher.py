@@ -41,7 +41,7 @@ _LOG_TAIL = 25  # lines of the server's log shown when it fails
 
 @dataclass(frozen=True)
 class Ports:
-    """Where the server listens."""
+    """Where the server listens: its host and a TCP port for each protocol."""
 
     host: str
     http: int
@@ -50,7 +50,7 @@ class Ports:
 
     @classmethod
     def choose(cls, host: str = "127.0.0.1", http: int = 0, grpc: int = 0, metrics: int = 0) -> Ports:
-        """The given ports, a free one for each 0."""
+        """The given ports, a free one for each 0. Raises `EngineError` for a host that is none of this machine's."""
         with ExitStack() as bound:  # all at once, so that they differ
             ports = [port or bound.enter_context(_bound(host, 0)).getsockname()[1] for port in (http, grpc, metrics)]
         return cls(host, *ports)
@@ -91,7 +91,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Process id of the server."""
+        """The server's process id. Raises `EngineError` before it is started."""
         return self._running.pid
 
     @property
@@ -128,7 +128,7 @@ class Server:
         return self
 
     def wait(self) -> int:
-        """Wait until the server ends by itself; its exit code."""
+        """Wait until the server ends by itself. Returns its exit code; raises `EngineError` before it is started."""
         return self._running.wait()
 
     def stop(self) -> None:
