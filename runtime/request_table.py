@@ -28,13 +28,13 @@ class Kind:
 
 @dataclass(frozen=True)
 class Setting:
-    """meaning: as `generate --help` has it; empty for a setting that is no option. names: Triton's, the input's own and
-    its aliases; empty for one called as the setting is. least, most: of a number, both legal. words: what is legal,
-    where least and most do not say it well."""
+    """meaning: as `generate --help` has it; empty for a setting that is no option. names: of the Triton input, its own
+    and its aliases, {0} for the setting's. least, most: of a number, both legal. words: what is legal, where least and
+    most do not say it well."""
 
     kind: Kind
     meaning: str = ""
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ("{0}",)
     least: float = -math.inf
     most: float = math.inf
     words: str = ""
@@ -61,10 +61,6 @@ def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, (list, tuple)) and all(map(fits, value))
 
 
-def _aliased(name: str) -> tuple[str, str]:
-    return name, f"sampling_param_{name}"
-
-
 WHOLE = Kind("a whole number", is_whole, "TYPE_INT32")
 COUNT = Kind("a whole number", is_whole, "TYPE_INT32")  # of tokens: an option of it also takes 128k
 SEED = Kind("a whole number", is_whole, "TYPE_UINT64")
@@ -75,70 +71,34 @@ IDS = Kind("a list of token ids", _list_of(is_whole), "TYPE_INT32", many=True)
 # Triton's is the object's JSON.
 BIASES = Kind("an object of token ids and biases", lambda value: isinstance(value, (dict, str)), "TYPE_STRING")
 
-MAX_TEMPERATURE, MAX_REPETITION = 100.0, 100.0
-MAX_PENALTY = 2.0  # of frequency and presence, either way, as OpenAI's API has it
+_ALIASED = ("{0}", "sampling_param_{0}")
+_TOP_K = f"at most {MAX_TOP_K}, or 0 for no limit"
 
 SETTINGS: dict[str, Setting] = {
-    "max_tokens": Setting(COUNT, names=_aliased("max_tokens"), least=1),  # an option that is required, so not told here
-    "temperature": Setting(
-        NUMBER,
-        "0: greedy. Default: 0, or 1 with --top-k, --top-p or --min-p.",
-        _aliased("temperature"),
-        0,
-        MAX_TEMPERATURE,
-    ),
-    "top_k": Setting(
-        WHOLE,
-        "Draw among so many best tokens. Default: all.",
-        _aliased("top_k"),
-        least=-1,  # how vLLM says no limit
-        words=f"at most {MAX_TOP_K}, or 0 for no limit",
-    ),
-    "top_p": Setting(
-        NUMBER, "Draw among the best tokens that together have this chance. Default: 1.", _aliased("top_p"), 0, 1
-    ),
+    "max_tokens": Setting(COUNT, names=_ALIASED, least=1),  # an option that is required, so not told here
+    "temperature": Setting(NUMBER, "0: greedy. Default: 0, or 1 with --top-k, --top-p or --min-p.", _ALIASED, 0, 100),
+    # -1 is how vLLM says no limit.
+    "top_k": Setting(WHOLE, "Draw among so many best tokens. Default: all.", _ALIASED, least=-1, words=_TOP_K),
+    "top_p": Setting(NUMBER, "Draw among the best tokens that together have this chance. Default: 1.", _ALIASED, 0, 1),
     "min_p": Setting(
-        NUMBER,
-        "Draw among tokens with at least this share of the best one's chance. Default: 0.",
-        _aliased("min_p"),
-        0,
-        1,
+        NUMBER, "Draw among tokens with at least this share of the best one's chance. Default: 0.", _ALIASED, 0, 1
     ),
     "seed": Setting(
-        SEED,
-        "The same seed, the same answer. Default: any.",
-        _aliased("seed"),
-        0,
-        2**64 - 1,
-        "a number from 0 to 2^64 - 1",
+        SEED, "The same seed, the same answer. Default: any.", _ALIASED, 0, 2**64 - 1, "a number from 0 to 2^64 - 1"
     ),
     "repetition_penalty": Setting(
-        NUMBER,
-        "Above 1: tokens of prompt and answer come less often. Default: 1.",
-        least=1 / MAX_REPETITION,
-        most=MAX_REPETITION,
+        NUMBER, "Above 1: tokens of prompt and answer come less often. Default: 1.", least=0.01, most=100
     ),
+    # OpenAI's API has -2 to 2 too.
     "frequency_penalty": Setting(
-        NUMBER,
-        "Taken from a token's logit each time the answer has it. Default: 0.",
-        _aliased("frequency_penalty"),
-        -MAX_PENALTY,
-        MAX_PENALTY,
+        NUMBER, "Taken from a token's logit each time the answer has it. Default: 0.", _ALIASED, -2, 2
     ),
     "presence_penalty": Setting(
-        NUMBER,
-        "Taken once from the logit of each token of the answer. Default: 0.",
-        _aliased("presence_penalty"),
-        -MAX_PENALTY,
-        MAX_PENALTY,
+        NUMBER, "Taken once from the logit of each token of the answer. Default: 0.", _ALIASED, -2, 2
     ),
-    "min_tokens": Setting(COUNT, "No end token before so many tokens. Default: 0.", _aliased("min_tokens"), least=0),
+    "min_tokens": Setting(COUNT, "No end token before so many tokens. Default: 0.", _ALIASED, least=0),
     "logprobs": Setting(
-        WHOLE,
-        "Log-probabilities of each token and of so many best ones. Default: none.",
-        _aliased("logprobs"),
-        0,
-        MAX_LOGPROBS,
+        WHOLE, "Log-probabilities of each token and of so many best ones. Default: none.", _ALIASED, 0, MAX_LOGPROBS
     ),
     "stop": Setting(
         TEXTS, "Text that ends an answer; may be given several times.", ("stop_words", "sampling_param_stop")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from glmspec.runtime.request_table import SETTINGS
+from glmspec.runtime.request_table import SETTINGS, Setting
 
 MODEL_NAME = "glmspec"
 _NUMPY = {"TYPE_INT32": np.int32, "TYPE_UINT64": np.uint64, "TYPE_BOOL": np.bool_, "TYPE_FP32": np.float32}
@@ -40,22 +40,22 @@ class Field:
         return np.array(values, dtype=dtype)
 
 
+def _of_setting(name: str, setting: Setting) -> Field:
+    names = tuple(alias.format(name) for alias in setting.names)
+    return Field(names, setting.kind.triton, (-1,) if setting.kind.many else (1,))
+
+
 INPUTS: dict[str, Field] = {
     "text": Field(("text_input",), "TYPE_STRING"),
     "messages": Field(("messages",), "TYPE_STRING"),  # a JSON list of {"role", "content"}, for the chat template
     "input_ids": Field(("input_ids",), "TYPE_INT32", (-1,)),
     "stream": Field(("stream", "streaming"), "TYPE_BOOL"),
-    **{
-        name: Field(setting.names or (name,), setting.kind.triton, (-1,) if setting.kind.many else (1,))
-        for name, setting in SETTINGS.items()
-    },
-    "return_finish_reason": Field(("return_finish_reason",), "TYPE_BOOL"),
+    **{name: _of_setting(name, setting) for name, setting in SETTINGS.items()},
+    "return_finish_reason": Field(("return_finish_reason",), "TYPE_BOOL"),  # without effect: it always is
     "return_cumulative_logprob": Field(("return_cumulative_logprob",), "TYPE_BOOL"),
+    # Only true is legal: answers never repeat the prompt.
     "exclude_input": Field(("sampling_param_exclude_input_from_output", "exclude_input_in_output"), "TYPE_BOOL"),
 }
-
-# Fields that clients send and that change nothing: their only legal values. (The finish reason is always returned.)
-NEUTRAL: dict[str, tuple] = {"exclude_input": (True,)}  # answers never repeat the prompt
 
 # A response is one engine step when streaming, the whole answer otherwise. The last one has a finish_reason.
 OUTPUTS: dict[str, Field] = {

@@ -95,6 +95,8 @@ def _listener(call: Call, request: Any, sender: Any) -> Listener:
 
 def _send(sender: Any, sequence: Sequence, delta: Delta, so_far: Answer) -> None:
     stats = sequence.stats
+    pairs = zip(delta.tokens, delta.logprobs, strict=True) if delta.logprobs else ()
+    logprobs = [logprob.to_json(token) for token, logprob in pairs]
     values = {
         "text_output": [delta.text],
         "output_ids": delta.tokens,
@@ -102,7 +104,7 @@ def _send(sender: Any, sequence: Sequence, delta: Delta, so_far: Answer) -> None
         "num_input_tokens": [len(sequence.request.prompt_ids)],
         "num_output_tokens": [len(so_far.tokens)],
         "cumulative_logprob": [so_far.cumulative_logprob],
-        "output_logprobs": [_logprobs(delta)],
+        "output_logprobs": [json.dumps(logprobs) if logprobs else ""],
         "acceptance_rate": [stats.draft_acceptance_rate or 0.0],
         "total_accepted_draft_tokens": [stats.num_accepted],
         "total_draft_tokens": [stats.num_draft_tokens],
@@ -110,12 +112,6 @@ def _send(sender: Any, sequence: Sequence, delta: Delta, so_far: Answer) -> None
     }
     tensors = [pb_utils.Tensor(name, output.array(values[name])) for name, output in OUTPUTS.items()]
     sender.send(pb_utils.InferenceResponse(tensors), flags=_FINAL if delta.finish_reason else 0)
-
-
-def _logprobs(delta: Delta) -> str:
-    if not delta.logprobs:
-        return ""
-    return json.dumps([best.to_json(token) for token, best in zip(delta.tokens, delta.logprobs, strict=True)])
 
 
 def _send_error(sender: Any, error: GlmspecError) -> None:

@@ -20,7 +20,7 @@ from glmspec.runtime.request import Request
 from glmspec.runtime.request_table import SETTINGS
 from glmspec.runtime.settings import chat_ids, request_of
 from glmspec.runtime.text import Tokenizer
-from glmspec.triton_repo.interface import INPUTS, NEUTRAL
+from glmspec.triton_repo.interface import INPUTS
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -48,10 +48,8 @@ def refuse_unknown(parameters: Mapping[str, Any]) -> None:
 def parse(inputs: Mapping[str, np.ndarray], tokenizer: Tokenizer | None) -> Call:
     """Parse inputs by tensor name. Raises `RequestError` naming the input."""
     fields = _fields(inputs)
-    for field, values in NEUTRAL.items():
-        if field in fields and fields[field] not in values:
-            legal = " or ".join(map(str, values))
-            raise RequestError(f"{INPUTS[field].names[0]}: found {fields[field]}, this version can only do {legal}")
+    if not fields.get("exclude_input", True):
+        raise RequestError(f"{INPUTS['exclude_input'].names[0]}: found False, this version can only do True")
     settings = {name: fields[name] for name in SETTINGS if name in fields}
     settings.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
     if fields.get("return_cumulative_logprob"):

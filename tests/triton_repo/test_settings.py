@@ -29,7 +29,7 @@ NUMBERS = {name: setting for name, setting in SETTINGS.items() if setting.range 
 
 def row(name: str, setting: Setting) -> str:
     """How the row of a setting's name goes on, up to its meaning."""
-    inputs = ", ".join(f"`{alias}`" for alias in setting.names or (name,))
+    inputs = ", ".join(f"`{alias.format(name)}`" for alias in setting.names)
     return f"| {setting.kind.expected} | {setting.range} | {inputs} |".replace("|  |", "| |")
 
 
