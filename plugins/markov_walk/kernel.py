@@ -139,9 +139,9 @@ def markov_rnn_kernel(
 
 
 @triton.jit
-def weight(z, best, heat):
-    """exp((z - best) / heat), 0 where z is -inf."""
-    return tl.exp((z - tl.where(best == NONE, 0.0, best)) / heat)
+def weight(z, best, temperature):
+    """exp((z - best) / temperature), 0 where z is -inf."""
+    return tl.exp((z - tl.where(best == NONE, 0.0, best)) / temperature)
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def markov_step_kernel(
     TILES: tl.constexpr,
 ):
     """One draft's biased logits z in a split of the vocabulary: the best, the lowest token that has it, the second
-    best, and where drafts are drawn the sum of exp((z - best) / heat); z then takes the logits' place.
+    best, and where drafts are drawn the sum of exp((z - best) / temperature); z then takes the logits' place.
 
     Programs of one split lie side by side, so that W2 is read from memory once. Lanes keep their own best ones."""
     block_b = (tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)).to(tl.int64)
@@ -182,8 +182,8 @@ def markov_step_kernel(
     second_vb = best_vb
     index_vb = (split * TILES * TOKENS + lane_v)[:, None] + tl.zeros([TOKENS, BLOCKS], tl.int32)
     if temperature_B is not None:
-        heat_b = tl.load(temperature_B + block_b, mask=there_b, other=0.0)
-        heat_1b = tl.where(heat_b == 0.0, 1.0, heat_b)[None, :]
+        temperature_b = tl.load(temperature_B + block_b, mask=there_b, other=0.0)
+        temperature_1b = tl.where(temperature_b == 0.0, 1.0, temperature_b)[None, :]
         sum_vb = tl.zeros([TOKENS, BLOCKS], tl.float32)
     # One loop over the chunks of all tiles, so that W2 keeps coming while a tile ends.
     z_vb = tl.zeros([TOKENS, BLOCKS], tl.float32)
@@ -202,7 +202,7 @@ def markov_step_kernel(
             if temperature_B is not None:
                 tl.store(z_BJV + place_vb, as_stored(z_vb, z_BJV), mask=there_vb)
                 top_vb = tl.maximum(best_vb, z_vb)
-                sum_vb = sum_vb * weight(best_vb, top_vb, heat_1b) + weight(z_vb, top_vb, heat_1b)
+                sum_vb = sum_vb * weight(best_vb, top_vb, temperature_1b) + weight(z_vb, top_vb, temperature_1b)
             second_vb = tl.maximum(second_vb, tl.minimum(best_vb, z_vb))
             index_vb = tl.where(z_vb > best_vb, token_v[:, None], index_vb)
             best_vb = tl.maximum(best_vb, z_vb)
@@ -215,7 +215,7 @@ def markov_step_kernel(
     tl.store(index_BS + part_b, index_b, mask=there_b)
     tl.store(second_BS + part_b, second_b, mask=there_b)
     if temperature_B is not None:
-        sum_b = tl.sum(sum_vb * weight(best_vb, best_b[None, :], heat_1b), 0)
+        sum_b = tl.sum(sum_vb * weight(best_vb, best_b[None, :], temperature_1b), 0)
         tl.store(sum_BS + part_b, sum_b, mask=there_b)
 
 
@@ -353,8 +353,8 @@ def markov_law_kernel(
     token_v = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there_v, place_v = token_v < V, row.to(tl.int64) * V + token_v
     z_v = tl.load(z_BJV + place_v, mask=there_v, other=NONE).to(tl.float32)
-    heat = tl.load(temperature_B + row // J)
+    temperature = tl.load(temperature_B + row // J)
     best = tl.load(scores_BJ + row).to(tl.float32)
-    probs_v = weight(z_v, best, tl.where(heat == 0.0, 1.0, heat)) / tl.load(totals_BJ + row)
+    probs_v = weight(z_v, best, tl.where(temperature == 0.0, 1.0, temperature)) / tl.load(totals_BJ + row)
     sure_v = (token_v == tl.load(bests_BJ + row)).to(tl.float32)
-    tl.store(probs_BJV + place_v, tl.where(heat == 0.0, sure_v, probs_v), mask=there_v)
+    tl.store(probs_BJV + place_v, tl.where(temperature == 0.0, sure_v, probs_v), mask=there_v)

@@ -142,8 +142,8 @@ def _probs(
 
 
 @triton.jit
-def _rate(heat_x):
-    return tl.div_rn(1.4426950408889634, tl.where(heat_x > 0, heat_x, 1.0))
+def _rate(temperature_x):
+    return tl.div_rn(1.4426950408889634, tl.where(temperature_x > 0, temperature_x, 1.0))
 
 
 @triton.jit

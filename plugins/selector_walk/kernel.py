@@ -174,10 +174,10 @@ def selector_walk_kernel(
             second = tl.where(tl.sum(first_k.to(tl.int32), 0) > 1, best, second)
             margins_j = tl.where(now_j, best - second, margins_j)
         if uniform_BJ is not None:
-            heat = tl.load(temperature_B + block)
-            drawn_k = tl.exp((score_k - best) / tl.where(heat == 0.0, 1.0, heat))  # 0 beyond K
+            temperature = tl.load(temperature_B + block)
+            drawn_k = tl.exp((score_k - best) / tl.where(temperature == 0.0, 1.0, temperature))  # 0 beyond K
             drawn_k = drawn_k / tl.sum(drawn_k, 0)
-            probs_k = tl.where(heat == 0.0, ((target_k == chosen) & there_k).to(tl.float32), drawn_k)
+            probs_k = tl.where(temperature == 0.0, ((target_k == chosen) & there_k).to(tl.float32), drawn_k)
             at = draw(probs_k, tl.load(uniform_BJ + block * J + step), KP)
             chosen = tl.sum(tl.where(slot_k == at, target_k, 0), 0)
             probs_jk = tl.where(now_j[:, None], probs_k[None, :], probs_jk)
