@@ -145,6 +145,38 @@ def weight(z, best, temperature):
 
 
 @triton.jit
+def add_product(
+    z_vb,
+    w2_VA,
+    token_v,
+    feature_BEA,
+    at_b,
+    there_b,
+    chunk,
+    V: tl.constexpr,
+    A: tl.constexpr,
+    AC: tl.constexpr,
+):
+    """z, and what one chunk of the rank adds to it: rows of W2 times the blocks' features, each of which begins at
+    `at`."""
+    column_a = chunk * AC + tl.arange(0, AC)
+    there_v, there_a = token_v < V, column_a < A
+    there_va, there_ab = there_v[:, None] & there_a[None, :], there_a[:, None] & there_b[None, :]
+    w2_va = tl.load(w2_VA + (token_v.to(tl.int64) * A)[:, None] + column_a[None, :], mask=there_va, other=0.0)
+    feature_ab = tl.load(feature_BEA + at_b[None, :] + column_a[:, None], mask=there_ab, other=0.0)
+    return tl.dot(w2_va, feature_ab, z_vb, input_precision="ieee")
+
+
+@triton.jit
+def best_of_lanes(best_vb, index_vb, second_vb):
+    """Each block's best, the lowest token that has it and the second best, from those of its lanes."""
+    best_b = tl.max(best_vb, 0)
+    index_b = tl.min(tl.where(best_vb == best_b[None, :], index_vb, NO_TOKEN), 0)
+    second_b = tl.max(tl.where(index_vb == index_b[None, :], second_vb, best_vb), 0)
+    return best_b, index_b, second_b
+
+
+@triton.jit
 def markov_step_kernel(
     logits_BJV,
     feature_BEA,
@@ -189,14 +221,9 @@ def markov_step_kernel(
     z_vb = tl.zeros([TOKENS, BLOCKS], tl.float32)
     for turn in range(TILES * CHUNKS):
         token_v = (split * TILES + turn // CHUNKS) * TOKENS + lane_v
-        column_a = turn % CHUNKS * AC + tl.arange(0, AC)
-        there_v, there_a = token_v < V, column_a < A
-        there_va, there_ab = there_v[:, None] & there_a[None, :], there_a[:, None] & there_b[None, :]
-        w2_va = tl.load(w2_VA + (token_v.to(tl.int64) * A)[:, None] + column_a[None, :], mask=there_va, other=0.0)
-        feature_ab = tl.load(feature_BEA + at_b[None, :] + column_a[:, None], mask=there_ab, other=0.0)
-        z_vb = tl.dot(w2_va, feature_ab, z_vb, input_precision="ieee")
+        z_vb = add_product(z_vb, w2_VA, token_v, feature_BEA, at_b, there_b, turn % CHUNKS, V, A, AC)
         if turn % CHUNKS == CHUNKS - 1:
-            there_vb, place_vb = there_v[:, None] & there_b[None, :], token_v[:, None] + row_b[None, :]
+            there_vb, place_vb = (token_v < V)[:, None] & there_b[None, :], token_v[:, None] + row_b[None, :]
             logit_vb = tl.load(logits_BJV + place_vb, mask=there_vb, other=NONE).to(tl.float32)
             z_vb = as_read(logit_vb + z_vb, logits_BJV)
             if temperature_B is not None:
@@ -207,9 +234,7 @@ def markov_step_kernel(
             index_vb = tl.where(z_vb > best_vb, token_v[:, None], index_vb)
             best_vb = tl.maximum(best_vb, z_vb)
             z_vb = tl.zeros([TOKENS, BLOCKS], tl.float32)
-    best_b = tl.max(best_vb, 0)
-    index_b = tl.min(tl.where(best_vb == best_b[None, :], index_vb, NO_TOKEN), 0)
-    second_b = tl.max(tl.where(index_vb == index_b[None, :], second_vb, best_vb), 0)
+    best_b, index_b, second_b = best_of_lanes(best_vb, index_vb, second_vb)
     part_b = block_b * S + split
     tl.store(best_BS + part_b, best_b, mask=there_b)
     tl.store(index_BS + part_b, index_b, mask=there_b)
@@ -224,6 +249,17 @@ def first_past(goal, sum_n, weight_n, place_n):
     """The first place whose running sum passes the goal. Sums round, and must not lead to what has no weight."""
     passing_n = tl.where((sum_n > goal) & (weight_n > 0.0), place_n, NO_TOKEN)
     return tl.minimum(tl.min(passing_n, 0), tl.max(tl.where(weight_n > 0.0, place_n, 0), 0))
+
+
+@triton.jit
+def best_of_splits(best_BS, index_BS, second_BS, block, split_s, there_s, S: tl.constexpr):
+    """What the splits of a block left: of each its best, the lowest token that has it, and its second best; of all the
+    best and the lowest token that has it."""
+    best_s = tl.load(best_BS + block * S + split_s, mask=there_s, other=NONE)
+    index_s = tl.load(index_BS + block * S + split_s, mask=there_s, other=NO_TOKEN)
+    second_s = tl.load(second_BS + block * S + split_s, mask=there_s, other=NONE)
+    best = tl.max(best_s, 0)
+    return best_s, index_s, second_s, best, tl.min(tl.where(best_s == best, index_s, NO_TOKEN), 0)
 
 
 @triton.jit
@@ -297,15 +333,11 @@ def markov_finish_kernel(
     SP: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """One draft, from what its splits of the vocabulary say: a program a block. What earlier drafts left is copied."""
+    """One draft, from what its splits of the vocabulary left: a program a block. What earlier drafts left is copied."""
     block = tl.program_id(0).to(tl.int64)
     split_s, step_j, column_a = tl.arange(0, SP), tl.arange(0, JP), tl.arange(0, AP)
     there_s, there_j = split_s < S, step_j < J
-    best_s = tl.load(best_BS + block * S + split_s, mask=there_s, other=NONE)
-    index_s = tl.load(index_BS + block * S + split_s, mask=there_s, other=NO_TOKEN)
-    second_s = tl.load(second_BS + block * S + split_s, mask=there_s, other=NONE)
-    best = tl.max(best_s, 0)
-    index = tl.min(tl.where(best_s == best, index_s, NO_TOKEN), 0)
+    best_s, index_s, second_s, best, index = best_of_splits(best_BS, index_BS, second_BS, block, split_s, there_s, S)
     token, at_j, now_j = index, block * J + step_j, step_j == step
     margin = 0.0
     if vocab > 1:
@@ -348,7 +380,7 @@ def markov_law_kernel(
     V: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Biased logits -> the laws of the drafts. One program some columns of one draft."""
+    """Biased logits -> the probs of the drafts. One program some columns of one draft."""
     row = tl.program_id(0)
     token_v = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there_v, place_v = token_v < V, row.to(tl.int64) * V + token_v
