@@ -38,7 +38,7 @@ def seen(row_q, at_b, there_b, causal: tl.constexpr, window: tl.constexpr, relat
 
 @triton.jit
 def with_tile(peak_q, mass_q, sum_qd, score_qb, value_bd):
-    """The running softmax of each query with one tile more: its largest score, the mass below it and the sum of rows."""
+    """The running softmax of each query with one tile more: its largest score, mass and sum of rows."""
     higher_q = tl.maximum(peak_q, tl.max(score_qb, 1))
     zero_q = tl.where(higher_q == float("-inf"), 0.0, higher_q)  # -inf less -inf would be NaN
     p_qb = tl.exp2(score_qb - zero_q[:, None])
@@ -50,33 +50,13 @@ def with_tile(peak_q, mass_q, sum_qd, score_qb, value_bd):
 
 @triton.jit
 def split_kernel(
-    q_BRHD,
-    k_BRJD,
-    v_BRJD,
-    k_cache_XJPD,
-    v_cache_XJPD,
-    page_table_BM,
-    anchor_B,
-    start_B,
-    S,
-    M,
-    part_BSRHD,
-    peak_BSRH,
-    mass_BSRH,
-    R: tl.constexpr,
-    H: tl.constexpr,
-    J: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    P: tl.constexpr,
-    QP: tl.constexpr,
-    DP: tl.constexpr,
-    scale: tl.constexpr,
-    causal: tl.constexpr,
-    window: tl.constexpr,
-    relative: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    q_BRHD, k_BRJD, v_BRJD, k_cache_XJPD, v_cache_XJPD, page_table_BM, anchor_B, start_B,
+    S, M,
+    part_BSRHD, peak_BSRH, mass_BSRH,
+    R: tl.constexpr, H: tl.constexpr, J: tl.constexpr, G: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+    QP: tl.constexpr, DP: tl.constexpr, scale: tl.constexpr, causal: tl.constexpr, window: tl.constexpr,
+    relative: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Softmax over one split, unnormalized (see `attention_merge`). One pass over the rows that any of the block's rows
     sees: from the tile in which the window begins to the anchor, then the block's own."""
     block, split = tl.program_id(1), tl.program_id(2)

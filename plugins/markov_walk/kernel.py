@@ -3,7 +3,7 @@ the vocabulary are then merged, a program a block.
 
 Legend: B blocks, J drafts, R rows of a block, V draft vocabulary, C target vocabulary, A rank, F columns of a row, H
 columns of the recurrent weight, E rows of feature a block, S splits of the vocabulary; b blocks of a program, v tokens
-of a tile, a, c columns, s splits, w tokens of a split, all padded.
+of a tile, a, c columns, j drafts, s splits, w tokens of a split, n any of these, all padded.
 """
 
 from __future__ import annotations
@@ -146,17 +146,9 @@ def weight(z, best, temperature):
 
 @triton.jit
 def add_product(
-    z_vb,
-    w2_VA,
-    token_v,
-    feature_BEA,
-    at_b,
-    there_b,
-    chunk,
-    V: tl.constexpr,
-    A: tl.constexpr,
-    AC: tl.constexpr,
-):
+    z_vb, w2_VA, token_v, feature_BEA, at_b, there_b, chunk,
+    V: tl.constexpr, A: tl.constexpr, AC: tl.constexpr,
+):  # fmt: skip
     """z, and what one chunk of the rank adds to it: rows of W2 times the blocks' features, each of which begins at
     `at`."""
     column_a = chunk * AC + tl.arange(0, AC)
@@ -178,29 +170,12 @@ def best_of_lanes(best_vb, index_vb, second_vb):
 
 @triton.jit
 def markov_step_kernel(
-    logits_BJV,
-    feature_BEA,
-    w2_VA,
-    temperature_B,
-    B,
-    step,
-    at,
-    best_BS,
-    index_BS,
-    second_BS,
-    sum_BS,
-    z_BJV,
-    J: tl.constexpr,
-    V: tl.constexpr,
-    E: tl.constexpr,
-    A: tl.constexpr,
-    S: tl.constexpr,
-    AC: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    TILES: tl.constexpr,
-):
+    logits_BJV, feature_BEA, w2_VA, temperature_B,
+    B, step, at,
+    best_BS, index_BS, second_BS, sum_BS, z_BJV,
+    J: tl.constexpr, V: tl.constexpr, E: tl.constexpr, A: tl.constexpr, S: tl.constexpr, AC: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCKS: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
     """One draft's biased logits z in a split of the vocabulary: the best, the lowest token that has it, the second
     best, and where drafts are drawn the sum of exp((z - best) / temperature); z then takes the logits' place.
 
@@ -270,21 +245,9 @@ def updated(new, now_j, old_j, there_j):
 
 @triton.jit
 def draw_from_splits(
-    best,
-    best_s,
-    split_s,
-    there_s,
-    temperature,
-    sum_BS,
-    z_BJV,
-    uniform_BJ,
-    block,
-    step,
-    J: tl.constexpr,
-    S: tl.constexpr,
-    vocab: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    best, best_s, split_s, there_s, temperature, sum_BS, z_BJV, uniform_BJ, block, step,
+    J: tl.constexpr, S: tl.constexpr, vocab: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     """A token drawn from softmax(z / temperature), and the sum of all weights: the split in which the running sum
     passes the uniform number's share of it, then the token in that split. A temperature of 0 draws as 1 does."""
     warm = tl.where(temperature == 0.0, 1.0, temperature)
@@ -302,37 +265,13 @@ def draw_from_splits(
 
 @triton.jit
 def markov_finish_kernel(
-    best_BS,
-    index_BS,
-    second_BS,
-    w1_CA,
-    old_embeddings_BJA,
-    old_ids_BJ,
-    old_scores_BJ,
-    old_margins_BJ,
-    offset_V,
-    sum_BS,
-    z_BJV,
-    temperature_B,
-    uniform_BJ,
-    old_bests_BJ,
-    old_totals_BJ,
+    best_BS, index_BS, second_BS, w1_CA, old_embeddings_BJA, old_ids_BJ, old_scores_BJ, old_margins_BJ, offset_V,
+    sum_BS, z_BJV, temperature_B, uniform_BJ, old_bests_BJ, old_totals_BJ,
     step,
-    embeddings_BJA,
-    ids_BJ,
-    scores_BJ,
-    margins_BJ,
-    bests_BJ,
-    totals_BJ,
-    J: tl.constexpr,
-    JP: tl.constexpr,
-    vocab: tl.constexpr,
-    A: tl.constexpr,
-    AP: tl.constexpr,
-    S: tl.constexpr,
-    SP: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    embeddings_BJA, ids_BJ, scores_BJ, margins_BJ, bests_BJ, totals_BJ,
+    J: tl.constexpr, JP: tl.constexpr, vocab: tl.constexpr, A: tl.constexpr, AP: tl.constexpr, S: tl.constexpr,
+    SP: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     """One draft, from what its splits of the vocabulary left: a program a block. What earlier drafts left is copied."""
     block = tl.program_id(0).to(tl.int64)
     split_s, step_j, column_a = tl.arange(0, SP), tl.arange(0, JP), tl.arange(0, AP)

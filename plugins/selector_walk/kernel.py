@@ -6,7 +6,8 @@ Why groups: of a row's K best (the lowest column wins a tie) each lies in one of
 what follows reads K groups of them.
 
 Legend: N rows, L columns of one, B blocks, J drafts, V draft vocabulary, C target vocabulary, G groups, K candidates, A
-rank of the selector; k candidates, padded, a columns of a codebook, padded, n, p, c, w lanes.
+rank of the selector; j drafts, k candidates and a columns of a codebook, padded; p parents and n children of
+them in the tree of columns, or n groups; w values of one; x any.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def best_children(
     """The K best of the first PARENTS parents' children, int32 [KP] in rising order; the lowest wins a tie.
 
     A parent has CHILDREN children, and a child WIDTH values of x, in order; its own is the largest of them. Parents
-    are in rising order, on LANES lanes. Places from L on are -inf, and lie behind all others."""
+    are in rising order, on LANES lanes. Places from L on are -inf, and lie behind all others. NaNs lie behind nothing:
+    they are chosen, and of what is chosen the lowest K are kept."""
     child_n = tl.reshape(parent_p[:, None] * CHILDREN + tl.arange(0, CHILDREN)[None, :], [LANES * CHILDREN])
     lane_n = tl.arange(0, LANES * CHILDREN)
     place_nw = child_n[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -84,7 +86,7 @@ def candidates_kernel(
     group_k = best_children(maximum_G, branch_k, G, K, KP, K, KP, FAN, 1)
     part_k = best_children(x_V, group_k, V, K, KP, K, KP, WIDTH // PART, PART)
     column_k = best_children(x_V, part_k, V, K, KP, K, KP, PART, 1)
-    column_k = tl.minimum(column_k, V - 1)  # NaNs must not lead to where nothing is
+    column_k = tl.minimum(column_k, V - 1)  # none is beyond: `best_children` finds K in a row, even of NaNs
     slot_k = tl.arange(0, KP)
     unary_k = tl.load(x_V + column_k)
     tl.store(candidate_NK + row * K + slot_k, column_k, mask=slot_k < K)
@@ -144,27 +146,10 @@ def draw(probs_k, u, KP: tl.constexpr):
 
 @triton.jit
 def selector_walk_kernel(
-    candidate_BJK,
-    unary_BJK,
-    projected_BJA,
-    anchor_B,
-    pred_CA,
-    succ_VA,
-    offset_V,
-    temperature_B,
-    uniform_BJ,
-    ids_BJ,
-    scores_BJ,
-    margins_BJ,
-    targets_BJK,
-    probs_BJK,
-    J: tl.constexpr,
-    JP: tl.constexpr,
-    K: tl.constexpr,
-    KP: tl.constexpr,
-    A: tl.constexpr,
-    AP: tl.constexpr,
-):
+    candidate_BJK, unary_BJK, projected_BJA, anchor_B, pred_CA, succ_VA, offset_V, temperature_B, uniform_BJ,
+    ids_BJ, scores_BJ, margins_BJ, targets_BJK, probs_BJK,
+    J: tl.constexpr, JP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, A: tl.constexpr, AP: tl.constexpr,
+):  # fmt: skip
     """The walk over given candidates, one program a block. It stores at its end only, and reads ahead, so that only a
     predecessor's row is waited for."""
     block = tl.program_id(0).to(tl.int64)

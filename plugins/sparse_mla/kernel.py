@@ -15,7 +15,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def with_tile(peak_h, mass_h, sum_vh, score_bh, value_bv):
-    """The running softmax of each head with one tile more: its largest score, the mass below it and the sum of rows."""
+    """The running softmax of each head with one tile more: its largest score, mass and sum of rows."""
     higher_h = tl.maximum(peak_h, tl.max(score_bh, 0))
     zero_h = tl.where(higher_h == float("-inf"), 0.0, higher_h)  # -inf less -inf would be NaN
     p_bh = tl.exp2(score_bh - zero_h[None, :])
@@ -27,26 +27,12 @@ def with_tile(peak_h, mass_h, sum_vh, score_bh, value_bv):
 
 @triton.jit
 def split_kernel(
-    q_NHD,
-    cache_X1PD,
-    rows_NK,
-    visible_NK,
-    scale_1,
+    q_NHD, cache_X1PD, rows_NK, visible_NK, scale_1,
     S,
-    out_NSHV,
-    peak_NSH,
-    mass_NSH,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    RP: tl.constexpr,
-    VP: tl.constexpr,
-    scale: tl.constexpr,
-    value_start: tl.constexpr,
-    HEADS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    out_NSHV, peak_NSH, mass_NSH,
+    H: tl.constexpr, D: tl.constexpr, K: tl.constexpr, V: tl.constexpr, RP: tl.constexpr, VP: tl.constexpr,
+    scale: tl.constexpr, value_start: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Softmax over one split, unnormalized: sums of rows, the largest score (times log2 e) and the mass below it.
 
     One pass: a row is read once, for the score and for the sum. A split without a visible row gives 0, -inf and 0."""
