@@ -107,7 +107,7 @@ def peak(graph: Graph) -> int:
                 last[owner.get(value.name, value.name)] = at
         for value in node.outputs:
             if node.kind in _VIEWS:
-                first = next((one for one in node.inputs if one), value).name
+                first = next((source for source in node.inputs if source), value).name
                 owner[value.name] = owner.get(first, first)
             elif value.name not in held:
                 sizes[value.name] = _volume(value) * DTYPES[value.dtype].bits // 8
@@ -169,7 +169,7 @@ def _rings(deployment: Deployment, member: Member) -> int:
 def _addressable(deployment: Deployment) -> int:
     """Pages up to which no cache has more elements than kernels can count."""
     limits = deployment.limits
-    widest = max(_page(one) for member in deployment.members for one in _caches(deployment, member, WHOLE))
+    widest = max(_page(cache) for member in deployment.members for cache in _caches(deployment, member, WHOLE))
     pages = MAX_ELEMENTS // widest - 1
     if pages < limits.pages_per_sequence:
         raise ConfigError(

@@ -38,13 +38,22 @@ class BuildOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """bundle: to be finished, in place of all that says what to build. output: None takes a finished bundle's name."""
+class DeploymentSettings:
+    """What `engine`, `validate` and `plugins` are all asked: which models, for which target, how large.
+
+    verifier, target: None where the command has another source of them, or says that they are missing. target: a name
+    in `TARGETS`."""
 
     verifier: Path | None
     drafters: tuple[Path, ...]
     target: str | None
     options: BuildOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings(DeploymentSettings):
+    """bundle: to be finished, in place of all that says what to build. output: None takes a finished bundle's name."""
+
     output: Path | None
     no_validate: bool
     resume: bool
@@ -52,15 +61,11 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidateSettings:
+class ValidateSettings(DeploymentSettings):
     """source, verifier: one of them, the same. stages: all where none is named. group_layers: compiled at a time, 0 for
     all. cache: folder that remembers what compiled. json_file, junit: reports to write."""
 
     source: Path | None
-    verifier: Path | None
-    drafters: tuple[Path, ...]
-    target: str | None
-    options: BuildOptions
     config_only: bool
     stages: tuple[str, ...]
     group_layers: int
@@ -70,13 +75,9 @@ class ValidateSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PluginsSettings:
+class PluginsSettings(DeploymentSettings):
     """verifier: None for the sizes of the full model. ops: all where none is named. output: a folder to write."""
 
-    verifier: Path | None
-    drafters: tuple[Path, ...]
-    target: str | None
-    options: BuildOptions
     config_only: bool
     ops: tuple[str, ...]
     output: Path | None

@@ -28,8 +28,8 @@ class Dtype:
 
 FP4, FP8 = "float4_e2m1fn", "float8_e4m3fn"
 DTYPES = {
-    one.name: one
-    for one in (
+    dtype.name: dtype
+    for dtype in (
         Dtype("float32", 32, "F32", "float32", "FLOAT", "FP32", "*fp32"),
         Dtype("bfloat16", 16, "BF16", "uint16", "BF16", "BF16", "*bf16"),
         Dtype("float16", 16, "F16", "uint16", "HALF", "FP16", "*fp16"),
@@ -42,4 +42,4 @@ DTYPES = {
         Dtype("uint8", 8, "U8", "uint8"),
     )
 }
-HEADERS = {one.header: one for one in DTYPES.values() if one.header}
+HEADERS = {dtype.header: dtype for dtype in DTYPES.values() if dtype.header}

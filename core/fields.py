@@ -96,8 +96,8 @@ class Fields:
         value = self.get(key)
         if value is None and default is not _REQUIRED:
             return default
-        if not any(value == one and type(value) is type(one) for one in legal):
-            self.fail(key, " or ".join(repr(one) for one in legal))
+        if not any(value == choice and type(value) is type(choice) for choice in legal):
+            self.fail(key, " or ".join(map(repr, legal)))
         return value
 
     def integers(self, key: str, *, least: int = 0) -> tuple[int, ...]:
@@ -105,13 +105,13 @@ class Fields:
         value = self.get(key)
         if not isinstance(value, list) or not value:
             self.fail(key, "a list of integers")
-        if any(isinstance(one, bool) or not isinstance(one, int) or one < least for one in value):
+        if any(isinstance(entry, bool) or not isinstance(entry, int) or entry < least for entry in value):
             self.fail(key, f"integers of at least {least}")
         return tuple(value)
 
     def choices(self, key: str, legal: tuple[str, ...], length: int) -> tuple[str, ...]:
         """A list of `length` entries, each one of `legal`."""
         value = self.get(key)
-        if not isinstance(value, list) or len(value) != length or any(one not in legal for one in value):
-            self.fail(key, f"a list of {length} entries, each {' or '.join(repr(one) for one in legal)}")
+        if not isinstance(value, list) or len(value) != length or any(entry not in legal for entry in value):
+            self.fail(key, f"a list of {length} entries, each {' or '.join(map(repr, legal))}")
         return tuple(value)

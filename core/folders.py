@@ -183,7 +183,7 @@ def _place(path: Path, kind: str, inputs: Iterable[Path]) -> Iterator[_Place]:
     inputs = list(inputs)
     refuse_to_replace(path, kind, inputs)
     path = path.resolve()  # so that "..", "." and links name the folder itself
-    missing = [one for one in path.parents if not one.exists()]
+    missing = [parent for parent in path.parents if not parent.exists()]
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,9 +196,9 @@ def _place(path: Path, kind: str, inputs: Iterable[Path]) -> Iterator[_Place]:
             refuse_to_replace(path, kind, inputs)
             yield place
     except BaseException:
-        for one in missing:
+        for parent in missing:
             with suppress(OSError):
-                one.rmdir()
+                parent.rmdir()
         raise
 
 
@@ -265,11 +265,13 @@ def _moved(work: Path) -> list[str]:
 def refuse_to_replace(path: Path, kind: str, inputs: Iterable[Path] = ()) -> None:
     """Raise `GlmspecError` when `path` holds something other than a folder of ours of this kind, or an input."""
     place = path.resolve()
-    for one in inputs:
-        if place == one.resolve() or place in one.resolve().parents:
-            raise GlmspecError(f"{path}: the output would replace its own input {one}. Choose another output folder.")
-        if one.resolve() in place.parents:
-            raise GlmspecError(f"{path}: lies inside its own input {one}. Choose another output folder.")
+    for source in inputs:
+        if place == source.resolve() or place in source.resolve().parents:
+            raise GlmspecError(
+                f"{path}: the output would replace its own input {source}. Choose another output folder."
+            )
+        if source.resolve() in place.parents:
+            raise GlmspecError(f"{path}: lies inside its own input {source}. Choose another output folder.")
     if not path.exists() or (path.is_dir() and not _held(path)):
         return
     kind_there = _maker(path)

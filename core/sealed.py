@@ -61,7 +61,7 @@ def check_shape(fields: Fields, shape: Shape) -> None:
             continue
         types = wanted if isinstance(wanted, tuple) else (wanted,)
         if key not in fields.values or type(fields.values[key]) not in types:
-            fields.fail(key, " or ".join(_NAMES[one] for one in types))
+            fields.fail(key, " or ".join(_NAMES[kind] for kind in types))
 
 
 def open_manifest(folder: Path) -> dict[str, Any]:

@@ -12,15 +12,15 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Op
+from glmspec.plugins.spec import Compute, Float32, Int32, Op
 
 
 def reference(
-    logits_RV: torch.Tensor,
-    place_E2: torch.Tensor,
-    before_E: torch.Tensor,
-    factor_E: torch.Tensor,
-    after_E: torch.Tensor,
+    logits_RV: Compute,
+    place_E2: Int32,
+    before_E: Float32,
+    factor_E: Float32,
+    after_E: Float32,
 ) -> torch.Tensor:
     """float32 [R, V]. place: int32 [E, 2], row and token, every pair once; before, factor (> 0), after: float32 [E]."""
     row_E, token_E = place_E2.long().unbind(1)
@@ -41,7 +41,6 @@ def native(logits_RV: Tensor, place_E2: Tensor, before_E: Tensor, factor_E: Tens
 
 OP = Op(
     name="adjust",
-    inputs={"logits_RV": "T", "place_E2": "int32", "before_E": "float32", "factor_E": "float32", "after_E": "float32"},
     outputs={"adjusted_RV": "float32"},
     reference=reference,
     native="a cast and a scatter of a few entries: at worst the scatter copies the float32 logits once too often: "

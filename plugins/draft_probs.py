@@ -11,10 +11,10 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import argmax
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Op
+from glmspec.plugins.spec import Compute, Float32, Int32, Op
 
 
-def reference(score_NV: torch.Tensor, best_N: torch.Tensor, temperature_N: torch.Tensor) -> torch.Tensor:
+def reference(score_NV: Compute, best_N: Int32, temperature_N: Float32) -> torch.Tensor:
     """Probabilities float32 [N, V]. best: int32, the column of the greedy draft. temperature: float32, 0 is greedy."""
     greedy_N1 = (temperature_N == 0).unsqueeze(1)
     temperature_N1 = torch.where(greedy_N1, 1.0, temperature_N.unsqueeze(1))
@@ -38,7 +38,6 @@ def native(score_NV: Tensor, best_N: Tensor, temperature_N: Tensor) -> Tensor:
 
 OP = Op(
     name="draft_law",
-    inputs={"score_NV": "T", "best_N": "int32", "temperature_N": "float32"},
     outputs={"probs_NV": "float32"},
     reference=reference,
     native="the walks' kernels make their own; a plain DFlash block's is one softmax, which TensorRT has a layer for",

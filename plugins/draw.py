@@ -13,10 +13,10 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Op
+from glmspec.plugins.spec import Float32, Op
 
 
-def reference(p_NV: torch.Tensor, u_N: torch.Tensor) -> torch.Tensor:
+def reference(p_NV: Float32, u_N: Float32) -> torch.Tensor:
     """Weights float32 [N, V] >= 0 and uniforms float32 [N] in [0, 1) -> int32 [N]. A row of zeros gives the last."""
     sum_NV = p_NV.double().cumsum(-1)
     passed_NV = sum_NV <= u_N.double().unsqueeze(1) * sum_NV[:, -1:]
@@ -36,7 +36,6 @@ def native(p_NV: Tensor, u_N: Tensor) -> Tensor:
 
 OP = Op(
     name="draw",
-    inputs={"p_NV": "float32", "u_N": "float32"},
     outputs={"index_N": "int32"},
     reference=reference,
     native="part of the walks and of sampling",

@@ -10,10 +10,10 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Op
+from glmspec.plugins.spec import Compute, Op
 
 
-def reference(score_NV: torch.Tensor) -> torch.Tensor:
+def reference(score_NV: Compute) -> torch.Tensor:
     """[N, V] -> float32 [N]: 0 where two are best, and where there is but one score."""
     if score_NV.shape[1] == 1:
         return torch.zeros(len(score_NV))
@@ -33,7 +33,6 @@ def native(score_NV: Tensor) -> Tensor:
 
 OP = Op(
     name="margin",
-    inputs={"score_NV": "T"},
     outputs={"ahead_N": "float32"},
     reference=reference,
     native="the walks' kernels make their own; a plain DFlash block's is a top-2, which a TopK layer reads once",

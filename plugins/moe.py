@@ -17,7 +17,7 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import rounding
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Op
+from glmspec.plugins.spec import Compute, Float32, Int32, Op
 
 # How the reference computes the chosen experts: for a few (token, expert) pairs it copies their experts'
 # weights; small weights it multiplies all at once, a batch an expert; else it loops over the experts hit.
@@ -26,12 +26,12 @@ _SMALL_WEIGHTS = 1 << 20
 
 
 def reference(
-    x_ND: torch.Tensor,
-    expert_NA: torch.Tensor,
-    weight_NA: torch.Tensor,
-    gate_up_EFD: torch.Tensor,
-    down_EDF: torch.Tensor,
-    middle_E: torch.Tensor | None = None,
+    x_ND: Compute,
+    expert_NA: Int32,
+    weight_NA: Float32,
+    gate_up_EFD: Compute,
+    down_EDG: Compute,
+    middle_E: Float32 | None = None,
     *,
     middle: str | None = None,
 ) -> torch.Tensor:
@@ -52,11 +52,11 @@ def reference(
         return turned.movedim(-1, axis)
 
     if expert_NA.numel() <= min(_GATHER_PAIRS, len(gate_up_EFD)):
-        out_NAD = _gathered(x_ND, expert_NA, gate_up_EFD, down_EDF, gated)
+        out_NAD = _gathered(x_ND, expert_NA, gate_up_EFD, down_EDG, gated)
     elif gate_up_EFD.numel() <= _SMALL_WEIGHTS:
-        out_NAD = _batched(x_ND, expert_NA, gate_up_EFD, down_EDF, gated)
+        out_NAD = _batched(x_ND, expert_NA, gate_up_EFD, down_EDG, gated)
     else:
-        out_NAD = _looped(x_ND, expert_NA, gate_up_EFD, down_EDF, gated)
+        out_NAD = _looped(x_ND, expert_NA, gate_up_EFD, down_EDG, gated)
     return (out_NAD * weight_NA.to(x_ND.dtype).unsqueeze(2)).sum(1)
 
 
@@ -143,10 +143,7 @@ def _layer(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle) 
 
 OP = Op(
     name="moe",
-    inputs={"x_ND": "T", "expert_NA": "int32", "weight_NA": "float32", "gate_up_EFD": "T", "down_EDG": "T"},
     outputs={"out_ND": "T"},
-    optional={"middle_E": "float32"},
-    attributes={"middle": str},
     reference=reference,
     native="TensorRT has a layer of its own for SM100 and SM103; 9 tokens need about 64 of 256 experts' weights, 128 "
     "tokens 252. The composed form reads all of them and multiplies 32 times as much: it is for tests on other "

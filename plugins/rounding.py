@@ -23,29 +23,29 @@ from glmspec.network.graph import Tensor
 from glmspec.plugins import quantize_blocks
 from glmspec.plugins.lowering import lowers
 from glmspec.plugins.quantize_blocks import to_e4m3
-from glmspec.plugins.spec import Op
+from glmspec.plugins.spec import Compute, Float32, Op
 
 _FP4_STEPS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between neighbours of 0, .5, 1, 1.5, 2, 3, 4, 6
 _FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def reference(x: torch.Tensor, scale: torch.Tensor | None = None, *, format: str) -> torch.Tensor:
+def reference(x_ND: Compute, scale_1: Float32 | None = None, *, format: str) -> torch.Tensor:
     """x [..., D] rounded to `format` and back, in its own dtype. scale: float32; [], [E] for x [E, N, D], or any shape
     that broadcasts to x's with a last axis of one; None for fp8_block."""
-    wide = x.float()
-    if scale is not None and scale.dim() == 1:
-        scale = scale.view(-1, 1, 1)
+    wide = x_ND.float()
+    if scale_1 is not None and scale_1.dim() == 1:
+        scale_1 = scale_1.view(-1, 1, 1)
     if format == "fp8_block":
-        codes, step = quantize_blocks.reference(x)
-        return (codes.float() * step.repeat_interleave(BLOCK, -1)[..., : x.shape[-1]]).to(x.dtype)
-    if scale is None:
-        raise NetworkError(f"rounding: found no scale, expected one for {format}")
+        codes, step = quantize_blocks.reference(x_ND)
+        return (codes.float() * step.repeat_interleave(BLOCK, -1)[..., : x_ND.shape[-1]]).to(x_ND.dtype)
+    if scale_1 is None:
+        raise NetworkError(f"rounding: found no scale_1, expected one for {format}")
     if format == "fp8":
-        return (to_e4m3(wide / scale).float() * scale).to(x.dtype)
-    groups = (wide / scale).to(x.dtype).float().unflatten(-1, (-1, GROUP))
+        return (to_e4m3(wide / scale_1).float() * scale_1).to(x_ND.dtype)
+    groups = (wide / scale_1).to(x_ND.dtype).float().unflatten(-1, (-1, GROUP))
     step = to_e4m3(groups.abs().amax(-1, keepdim=True) * (1 / FP4_MAX)).float()
     codes = to_e2m1(groups / torch.where(step == 0, 1.0, step))
-    return (codes * (step * scale.unsqueeze(-1))).flatten(-2).to(x.dtype)
+    return (codes * (step * scale_1.unsqueeze(-1))).flatten(-2).to(x_ND.dtype)
 
 
 def to_e2m1(x: torch.Tensor) -> torch.Tensor:
@@ -86,10 +86,7 @@ def _groups(x: Tensor, scale: Tensor) -> Tensor:
 
 OP = Op(
     name="rounding",
-    inputs={"x_ND": "T"},
     outputs={"rounded_ND": "T"},
-    optional={"scale_1": "float32"},
-    attributes={"format": str},
     reference=reference,
     # Blocks are an op of their own, `quantize_blocks`.
     native="each form is one layer that moves the least already: FP8's quantize reads 2 bytes of a value and writes 1, "

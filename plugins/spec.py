@@ -22,13 +22,19 @@ import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, get_args, get_type_hints
+
+import torch
 
 from glmspec.core.dtypes import DTYPES
 from glmspec.core.errors import NetworkError
 
 Rule = int | str | Callable[..., Any]
 COMPUTE = "T"  # stands for the network's compute dtype
+# Tensors of an op, by which its reference declares them.
+Compute = Annotated[torch.Tensor, COMPUTE]
+Float32 = Annotated[torch.Tensor, "float32"]
+Int32 = Annotated[torch.Tensor, "int32"]
 ITEM_BYTES = {name: one.bytes for name, one in DTYPES.items()}
 ANY_SM = ""
 
@@ -150,9 +156,10 @@ class Op:
     """One op.
 
     name: of the region, and of the folder or file.
-    inputs, optional, outputs: dtypes by shape-suffixed name, in order ("T": the compute dtype).
-    attributes: names and types.
-    reference: inputs in order, attributes by name -> the output or a tuple of them, torch tensors.
+    outputs: dtypes by shape-suffixed name, in order ("T": the compute dtype).
+    reference: inputs in order, attributes by name -> the output or a tuple of them, torch tensors. Its positional
+    parameters declare the op's inputs: name and dtype, optional where it has a default; keyword-only ones attributes.
+    others: inputs of which the attribute `given` names those that are there, behind the rest.
     plugged: `Runs`, inputs in order, attributes by name -> a tuple of the outputs. None: `native` says why.
     plugins: those that `plugged` may use.
     native: why TensorRT's layers are enough.
@@ -162,11 +169,9 @@ class Op:
     """
 
     name: str
-    inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     reference: Callable[..., Any]
-    optional: Mapping[str, str] = field(default_factory=dict)
-    attributes: Mapping[str, type] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
     plugged: Callable[..., tuple[Any, ...]] | None = None
     plugins: tuple[Plugin, ...] = ()
     native: str = ""
@@ -174,6 +179,26 @@ class Op:
     real: Mapping[str, Rule] = field(default_factory=dict)
     uses: Mapping[str, Use] = field(default_factory=lambda: {"": Use()})
     run_time: str = "BN"
+
+    @functools.cached_property
+    def inputs(self) -> dict[str, str]:
+        """Dtypes of the inputs that are always there, by name."""
+        return self._declared(optional=False)
+
+    @functools.cached_property
+    def optional(self) -> dict[str, str]:
+        """Dtypes of the inputs that may be left out, by name."""
+        return self._declared(optional=True) | dict(self.others)
+
+    def _declared(self, *, optional: bool) -> dict[str, str]:
+        parameters = inspect.signature(self.reference).parameters.values()
+        hints = get_type_hints(self.reference, include_extras=True)
+        names = [
+            one.name
+            for one in parameters
+            if one.kind is one.POSITIONAL_OR_KEYWORD and (one.default is not one.empty) is optional
+        ]
+        return {name: get_args(get_args(hints[name])[0] if optional else hints[name])[1] for name in names}
 
     def sizes(self, batch: int, use: Use) -> dict[str, int]:
         """The full model's sizes for so many sequences."""

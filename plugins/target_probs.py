@@ -15,7 +15,7 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import argmax
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Op
+from glmspec.plugins.spec import Compute, Float32, Int32, Op
 
 MAX_TOP_K = 1024  # TensorRT's TopK takes 3840 at most; larger ones cost a sort
 _LEAST = -110.0  # exp of less is 0 in float32
@@ -24,11 +24,11 @@ _TINY = 1e-38
 
 
 def reference(
-    logits_RV: torch.Tensor,
-    temperature_R: torch.Tensor,
-    top_k_R: torch.Tensor,
-    top_p_R: torch.Tensor,
-    min_p_R: torch.Tensor,
+    logits_RV: Compute,
+    temperature_R: Float32,
+    top_k_R: Int32,
+    top_p_R: Float32,
+    min_p_R: Float32,
 ) -> torch.Tensor:
     """Probabilities float32 [R, V]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R]. 0 is no top-k or min-p,
     1 no top-p."""
@@ -109,13 +109,6 @@ def _nucleus(z_RV: Tensor, weight_RV: Tensor, top_p_R1: Tensor) -> Tensor:
 
 OP = Op(
     name="sampling_law",
-    inputs={
-        "logits_RV": "T",
-        "temperature_R": "float32",
-        "top_k_R": "int32",
-        "top_p_R": "float32",
-        "min_p_R": "float32",
-    },
     outputs={"probs_RV": "float32"},
     reference=reference,
     native="part of sampling and rejection",

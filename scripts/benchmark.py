@@ -4,6 +4,10 @@ Three questions, each answered by medians of interleaved rounds in one run, beca
 what a layer costs the reference executor, how the plain verifier compares with transformers' own eager decode
 with its cache, and how many tokens a second speculation adds. These are numbers of this executor on a CPU; they
 say nothing about a GPU.
+
+    python scripts/benchmark.py [--rounds N]
+
+Legend: P prompts, C columns of counts.
 """
 
 from __future__ import annotations
@@ -19,11 +23,9 @@ import numpy as np
 import torch
 from measured import ASSETS, console, interval, length, made_by, origin, prompts, spread, write
 from rich.progress import track
+from tiny_engines import BLOCK_DRAFTERS, build_tiny, prompt_ids
 
-from glmspec.build.engine import build_engines
 from glmspec.build.settings import BuildOptions
-from glmspec.build.target import TARGETS
-from glmspec.core.progress import Progress
 from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
 from glmspec.network.limits import EngineLimits
@@ -35,7 +37,7 @@ from glmspec.runtime.request import Request
 
 CONTEXT, NEW_TOKENS, ROUNDS, STEPS = 200, 96, 5, 60
 LENGTHS, RATIOS = "length's interval", "ratio's interval"
-DRAFTERS, PACKAGES = ("dspark", "dflash2"), ("glmspec", "torch", "transformers", "tensorrt-rtx", "numpy")
+PACKAGES = ("glmspec", "torch", "transformers", "tensorrt-rtx", "numpy")
 
 
 @click.command()
@@ -43,10 +45,8 @@ DRAFTERS, PACKAGES = ("dspark", "dflash2"), ("glmspec", "torch", "transformers",
 def main(rounds: int) -> None:
     """Measure and write the report."""
     with tempfile.TemporaryDirectory() as scratch:
-        engines = Path(scratch) / "engines"
-        drafters = [ASSETS / f"tiny-{name}" for name in DRAFTERS]
-        build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], BuildOptions(), engines, Progress())
-        loaded = {"plain": Engine(engines, speculate=False)} | {name: Engine(engines, name) for name in DRAFTERS}
+        engines = build_tiny(Path(scratch) / "engines", BuildOptions())
+        loaded = {"plain": Engine(engines, speculate=False)} | {name: Engine(engines, name) for name in BLOCK_DRAFTERS}
         result = made_by(PACKAGES, context=CONTEXT, new_tokens=NEW_TOKENS, rounds=rounds, threads=1) | {
             "decode": measure_decode(loaded["plain"], rounds),
             "speculation": measure_speculation(loaded, rounds),
@@ -84,7 +84,7 @@ def measure_decode(engine: Engine, rounds: int) -> dict[str, float]:
     return medians | {"verifier to transformers": statistics.median(ratios)}
 
 
-def transformers_step(oracle: object, ids: list[int]) -> float:
+def transformers_step(oracle: torch.nn.Module, ids: list[int]) -> float:
     """Median milliseconds of a decode step with transformers' dynamic cache."""
     samples = []
     with torch.inference_mode():
@@ -114,10 +114,11 @@ def verifier_step(model: Model, limits: EngineLimits, ids: list[int], rows: int)
 def measure_speculation(engines: dict[str, Engine], rounds: int) -> dict[str, object]:
     """Tokens a second over all held-out prompts, one at a time, and acceptance, by kind of text too. Every prompt is
     answered by every engine in turn, so that a machine's drift is in all of them."""
-    encode, asked = engines["plain"].tokenizer.encode, prompts()
-    requests = [Request(prompt_ids=tuple(encode(one.text)), max_tokens=NEW_TOKENS) for one in asked]
+    asked = prompts()
+    ids = prompt_ids(engines["plain"], (prompt.text for prompt in asked))
+    requests = [Request(prompt_ids=prompt, max_tokens=NEW_TOKENS) for prompt in ids]
     seconds = {name: np.zeros((rounds, len(asked))) for name in engines}
-    counts_PC = {name: np.zeros((len(asked), 2)) for name in DRAFTERS}  # accepted drafts and steps
+    counts_PC = {name: np.zeros((len(asked), 2)) for name in BLOCK_DRAFTERS}  # accepted drafts and steps
     tokens_P = np.zeros(len(asked))
     for at, request in enumerate(track(requests, "Speculation", console=console)):
         for turn in range(rounds):
@@ -129,23 +130,24 @@ def measure_speculation(engines: dict[str, Engine], rounds: int) -> dict[str, ob
                     tokens_P[at] = len(answer.tokens)
                 else:
                     counts_PC[name][at] = stats.num_accepted, stats.num_steps
-    kinds = np.array([one.kind for one in asked])
+    kinds = np.array([prompt.kind for prompt in asked])
     taken_P = {name: np.median(times, 0) for name, times in seconds.items()}
     rates = {name: tokens_P.sum() / taken.sum() for name, taken in taken_P.items()}
-    made: dict[str, object] = {"prompts": dict(Counter(kinds.tolist())), "plain": {"tokens/s": rates["plain"]}}
-    for name in DRAFTERS:
+    by_kind = dict(Counter(kinds.tolist()))
+    speculation: dict[str, object] = {"prompts": by_kind, "plain": {"tokens/s": rates["plain"]}}
+    for name in BLOCK_DRAFTERS:
         mine = counts_PC[name]
         drafts = engines[name].stats.num_spec_tokens
-        made[name] = {
+        speculation[name] = {
             "tokens/s": rates[name],
             "ratio to plain": rates[name] / rates["plain"],
             RATIOS: interval(np.divide, taken_P["plain"], taken_P[name]),
             "acceptance length": float(length(mine.sum(0))),
             LENGTHS: interval(length, mine),
-            "length by kind": {kind: float(length(mine[kinds == kind].sum(0))) for kind in made["prompts"]},
+            "length by kind": {kind: float(length(mine[kinds == kind].sum(0))) for kind in by_kind},
             "acceptance rate": (float(length(mine.sum(0))) - 1) / drafts,
         }
-    return made
+    return speculation
 
 
 def report(result: dict) -> str:
@@ -153,12 +155,12 @@ def report(result: dict) -> str:
     decode, speculation, config = result["decode"], result["speculation"], result["config"]
     kinds = list(speculation["prompts"])
     rows = []
-    for name in DRAFTERS:
-        one = speculation[name]
-        by_kind = " | ".join(f"{one['length by kind'][kind]:.2f}" for kind in kinds)
+    for name in BLOCK_DRAFTERS:
+        numbers = speculation[name]
+        by_kind = " | ".join(f"{numbers['length by kind'][kind]:.2f}" for kind in kinds)
         rows.append(
-            f"| {name} | {one['acceptance length']:.2f} ({spread(one[LENGTHS])}) | {by_kind} "
-            f"| {one['tokens/s']:.0f} | {one['ratio to plain']:.2f} ({spread(one[RATIOS])}) |"
+            f"| {name} | {numbers['acceptance length']:.2f} ({spread(numbers[LENGTHS])}) | {by_kind} "
+            f"| {numbers['tokens/s']:.0f} | {numbers['ratio to plain']:.2f} ({spread(numbers[RATIOS])}) |"
         )
     table, shares = "\n".join(rows), ", ".join(f"{n} of {kind}" for kind, n in speculation["prompts"].items())
     return f"""# CPU benchmark: reference executor and speculation, tiny models

@@ -6,13 +6,18 @@ from a table of step times, because a CPU is not bound by rows as a GPU is. Only
 prompts are the same either way.
 
 What the estimates learn, they learn beforehand, of other held-out prompts: temperatures of the confidence head, and the
-law of margins, which goes on learning.
+chances by margin, which go on learning.
+
+    python scripts/benchmark_adaptive.py [--workers N]
+
+Legend: B blocks, J drafts of a block, D draws of a bootstrap, P prompts, C columns of counts.
 """
 
 from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -20,21 +25,22 @@ from pathlib import Path
 
 import click
 import numpy as np
-from measured import ASSETS, SPECULATION, console, interval, made_by, origin, prompts, quote, write
+from measured import SPECULATION, console, interval, made_by, origin, prompts, quote, write
 from temperatures import fit_temperatures
 from tiny.corpus import held_out_prompts
+from tiny_engines import build_tiny, prompt_ids
 
-from glmspec.build.engine import build_engines
 from glmspec.build.settings import BuildOptions
-from glmspec.build.target import TARGETS
-from glmspec.core.progress import Progress
+from glmspec.runtime.accept import DraftBlock
 from glmspec.runtime.adaptive import AdaptiveVerification
 from glmspec.runtime.cost_table import CostCurve, CostTable
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.estimates import Confidence, Estimates, Margins
 from glmspec.runtime.profile import LoadedModels, measure_costs
+from glmspec.runtime.propose import Drafter, Drafts
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
+from glmspec.runtime.sequence import Accepted
 
 SEQUENCES, NEW_TOKENS, WARM_UP = 16, 96, 60
 DRAFTERS = {"greedy": ("dspark", "dflash2", "mtp"), "probabilistic": ("dspark", "dflash2")}
@@ -74,6 +80,10 @@ class Tally:
         """What it would have taken."""
         return sum(float(costs.step_ms(sequences, np.array(rows))) for sequences, rows in self.sizes)
 
+    def by_prompt(self, prompts: int) -> np.ndarray:
+        """Tokens and steps [prompts, 2], over all rounds of requests."""
+        return np.array(self.by_request).reshape(-1, prompts, 2).sum(0)
+
     def summary(self, costs: dict[str, CostTable]) -> dict[str, object]:
         """The numbers that are reported."""
         return {
@@ -86,26 +96,29 @@ class Tally:
         }
 
 
-class Watched:
-    """What chooses, or all drafts; remembers the choices, and what came of them when all are verified."""
+class Watched(AdaptiveVerification):
+    """Hands on to `inner`, or has all drafts verified; remembers the choices.
+
+    counts: drafts of each block of the newest step. observed: signal [J], verified and accepted drafts of every block,
+    when all are verified."""
 
     def __init__(self, inner: AdaptiveVerification | None) -> None:
         self.inner = inner
         self.counts: list[int] = []
-        self.seen: list[tuple[np.ndarray, int, int]] = []
+        self.observed: list[tuple[np.ndarray, int, int]] = []
 
-    def choose(self, most, drafts, endings) -> list[int]:
+    def choose(self, max_drafts: Sequence[int], drafts: Drafts, endings: Sequence[Collection[int]]) -> list[int]:
         """See `AdaptiveVerification`."""
-        self.counts = self.inner.choose(most, drafts, endings) if self.inner else list(most)
+        self.counts = self.inner.choose(max_drafts, drafts, endings) if self.inner else list(max_drafts)
         return self.counts
 
-    def learn(self, blocks, accepted, drafts) -> None:
+    def learn(self, blocks: Sequence[DraftBlock], accepted: Sequence[Accepted], drafts: Drafts) -> None:
         """See `AdaptiveVerification`."""
         if self.inner:
             self.inner.learn(blocks, accepted, drafts)
             return
-        for row, block, one in zip(drafts.signal.double().numpy(), blocks, accepted, strict=True):
-            self.seen.append((row, len(block.drafts), one.count))
+        for signal_J, block, outcome in zip(drafts.signal.double().numpy(), blocks, accepted, strict=True):
+            self.observed.append((signal_J, len(block.drafts), outcome.count))
 
 
 def run(engine: Engine, requests: list[Request], watched: Watched) -> tuple[Tally, list[list[int]]]:
@@ -140,35 +153,34 @@ def requests_of(engine: Engine, prompts: list[str], temperature: float, first_se
     """A request a prompt, with a seed of its own."""
     return [
         Request(
-            prompt_ids=tuple(engine.tokenizer.encode(prompt)),
+            prompt_ids=ids,
             max_tokens=NEW_TOKENS,
             sampling=Sampling(temperature=temperature, seed=first_seed + at),
         )
-        for at, prompt in enumerate(prompts)
+        for at, ids in enumerate(prompt_ids(engine, prompts))
     ]
 
 
 def prompts_of() -> tuple[list[str], list[str]]:
     """Prompts to measure with, and others to learn of beforehand."""
-    measured = [one.text for one in prompts()]
-    others = [one.prompt for one in held_out_prompts(2 * WARM_UP, seed=8)]
-    return measured, [one for one in others if one not in measured][:WARM_UP]
+    measured = [prompt.text for prompt in prompts()]
+    others = [prompt.prompt for prompt in held_out_prompts(2 * WARM_UP, seed=8)]
+    return measured, [text for text in others if text not in measured][:WARM_UP]
 
 
-def learned(engine: Engine, prompts: list[str], temperatures: tuple[float, ...]) -> Estimates:
+def learned(engine: Engine, drafter: Drafter, prompts: list[str], temperatures: tuple[float, ...]) -> Estimates:
     """Estimates from whole blocks of other prompts, at the temperatures that are measured."""
     watched = Watched(None)
     for temperature in temperatures:
         run(engine, requests_of(engine, prompts, temperature, first_seed=10_000), watched)
-    signal_BJ = np.array([row for row, _, _ in watched.seen])
-    verified_B, accepted_B = (np.array([one[at] for one in watched.seen]) for at in (1, 2))
-    drafts = engine.drafter.num_drafts
-    if engine.drafter.confident:
+    signal_BJ, verified_B, accepted_B = (np.array(column) for column in zip(*watched.observed, strict=True))
+    drafts = drafter.num_drafts
+    if drafter.confident:
         place_J = np.arange(drafts)
-        told_BJ = (verified_B[:, None] > place_J) & (accepted_B[:, None] >= place_J)
+        judged_BJ = (verified_B[:, None] > place_J) & (accepted_B[:, None] >= place_J)
         place_BJ = np.broadcast_to(place_J, signal_BJ.shape)
         stood_BJ = accepted_B[:, None] > place_J
-        return Confidence(fit_temperatures(place_BJ[told_BJ], signal_BJ[told_BJ], stood_BJ[told_BJ], drafts))
+        return Confidence(fit_temperatures(place_BJ[judged_BJ], signal_BJ[judged_BJ], stood_BJ[judged_BJ], drafts))
     estimates = Margins(drafts)
     for first in range(0, len(signal_BJ), SEQUENCES):
         step = slice(first, first + SEQUENCES)
@@ -179,26 +191,27 @@ def learned(engine: Engine, prompts: list[str], temperatures: tuple[float, ...])
 def measure(folder: Path, way: str, drafter: str, prompts: list[str], others: list[str]) -> dict[str, object]:
     """Every temperature, and every table of costs."""
     engine = Engine(folder, drafter)
-    estimates = learned(engine, others, WAYS[way])
+    if engine.drafter is None:
+        raise ValueError(f"{folder}: the engine has no drafter")
+    estimates = learned(engine, engine.drafter, others, WAYS[way])
     models = LoadedModels(engine.verifier, engine.drafter, engine.limits, engine.scheduler.pool, engine.scheduler.rings)
     costs = COSTS | {CPU: measure_costs(models)}
     runs = []
     for temperature in WAYS[way]:
-        rounds = [requests_of(engine, prompts, temperature, 1_000 * at) for at in range(ROUNDS[way])]
-        requests = [request for one in rounds for request in one]
-        chosen = {name: AdaptiveVerification(copy.deepcopy(estimates), table) for name, table in costs.items()}
-        for name, adaptive in ({FIXED: None} | chosen).items():
-            tally, answers = run(engine, requests, Watched(adaptive))
-            counts_PC = np.array(tally.by_request).reshape(len(rounds), len(prompts), 2).sum(0)
-            if name == FIXED:
-                expected, fixed_PC = answers, counts_PC
+        requests = [
+            request
+            for at in range(ROUNDS[way])
+            for request in requests_of(engine, prompts, temperature, first_seed=1_000 * at)
+        ]
+        fixed, expected = run(engine, requests, Watched(None))
+        runs.append({"temperature": temperature, "verified": FIXED} | fixed.summary(costs))
+        for name, table in costs.items():
+            console.print(f"{drafter}, {way}, temperature {temperature:g}: {name}")
+            tally, answers = run(engine, requests, Watched(AdaptiveVerification(copy.deepcopy(estimates), table)))
             if way == "greedy" and answers != expected:
                 raise AssertionError(f"{engine.drafter_name}, {name}: another text than with fixed blocks")
-            told = {"temperature": temperature, "verified": name} | tally.summary(costs)
-            if name != FIXED:
-                told["interval"] = interval(_change, counts_PC, fixed_PC)
-            runs.append(told)
-            console.print(f"{drafter}, {way}, temperature {temperature:g}: {name}")
+            change = interval(_change, tally.by_prompt(len(prompts)), fixed.by_prompt(len(prompts)))
+            runs.append({"temperature": temperature, "verified": name} | tally.summary(costs) | {"interval": change})
     learned_of = {
         "temperatures": getattr(estimates, "temperatures", None),
         "margins": estimates.weights_J2.tolist() if isinstance(estimates, Margins) else None,
@@ -226,10 +239,7 @@ def main(workers: int) -> None:
     result = made_by(("glmspec", "torch", "tensorrt-rtx", "numpy"), **config) | {"drafters": {}}
     with tempfile.TemporaryDirectory() as scratch:
         for way in WAYS:
-            engines = Path(scratch) / way
-            options = BuildOptions(max_num_seqs=SEQUENCES, mtp=True, draft_sampling=way)
-            drafters = [ASSETS / "tiny-dspark", ASSETS / "tiny-dflash2"]
-            build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], options, engines, Progress(), check=False)
+            build_tiny(Path(scratch) / way, BuildOptions(max_num_seqs=SEQUENCES, mtp=True, draft_sampling=way))
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             futures = {
                 (name, way): pool.submit(measure, Path(scratch) / way, way, name, prompts, others)
@@ -242,61 +252,62 @@ def main(workers: int) -> None:
     quote(SPECULATION, "of whole blocks,", sentence(result), " ([`benchmarks/adaptive.md`]")
 
 
-def changes(one: dict, fixed: dict) -> tuple[float, float]:
-    """Of drafts a token and of tokens a step, beside fixed blocks."""
-    return one["drafts a token"] / fixed["drafts a token"] - 1, one["tokens a step"] / fixed["tokens a step"] - 1
+def changes(chosen: dict, fixed: dict) -> tuple[float, float]:
+    """Of drafts a token and of tokens a step, of a run beside that of fixed blocks."""
+    drafts, tokens = (chosen[key] / fixed[key] - 1 for key in ("drafts a token", "tokens a step"))
+    return drafts, tokens
 
 
 def lines_of(runs: list[dict]) -> str:
     """Lines of a table: fixed blocks, then every run beside them."""
     fixed, lines = runs[0], []
-    for one in runs:
-        name, told = one["verified"], ("", "", "")
-        if one is not fixed:
-            speed = one["modelled tokens/s"][name] / fixed["modelled tokens/s"][name]
-            edges = " to ".join(f"{edge:+.1%}" for edge in one["interval"])
-            drafts, tokens = (f"{change:+.1%}" for change in changes(one, fixed))
-            told = (drafts, f"{tokens} ({edges})", f"{speed:.2f}")
+    for run in runs:
+        name, drafts, tokens, speed = run["verified"], "", "", ""
+        if run is not fixed:
+            speed = f"{run['modelled tokens/s'][name] / fixed['modelled tokens/s'][name]:.2f}"
+            edges = " to ".join(f"{edge:+.1%}" for edge in run["interval"])
+            drafts, tokens = (f"{change:+.1%}" for change in changes(run, fixed))
+            tokens += f" ({edges})"
         lines.append(
-            f"| {name} | {one['drafts a token']:.2f} | {told[0]} | {one['rows a token']:.2f} "
-            f"| {one['tokens a step']:.2f} | {told[1]} | {one['acceptance rate']:.1%} | {told[2]} |"
+            f"| {name} | {run['drafts a token']:.2f} | {drafts} | {run['rows a token']:.2f} "
+            f"| {run['tokens a step']:.2f} | {tokens} | {run['acceptance rate']:.1%} | {speed} |"
         )
     return "\n".join(lines)
 
 
 def meeting(runs: list[dict]) -> dict[str, str]:
     """The lines of a table that do what is required, and their changes."""
-    found = {}
-    for one in runs[1:]:
-        drafts, tokens = changes(one, runs[0])
+    lines = {}
+    for run in runs[1:]:
+        drafts, tokens = changes(run, runs[0])
         if drafts <= -FEWER_DRAFTS and tokens >= -FEWER_TOKENS:
-            found[one["verified"]] = f"{one['verified']} ({drafts:+.1%}, {tokens:+.1%})"
-    return found
+            lines[run["verified"]] = f"{run['verified']} ({drafts:+.1%}, {tokens:+.1%})"
+    return lines
 
 
 def tables_of(result: dict) -> list[tuple[str, list[dict]]]:
     """Every table's title and runs."""
-    found = []
+    tables = []
     for name, ways in result["drafters"].items():
         for way, of in ways.items():
             for temperature in WAYS[way]:
                 title = f"{name}, temperature {temperature:g}" + (", drawn drafts" if way == "probabilistic" else "")
-                found.append((title, [one for one in of["runs"] if one["temperature"] == temperature]))
-    return found
+                tables.append((title, [run for run in of["runs"] if run["temperature"] == temperature]))
+    return tables
 
 
 def sentence(result: dict) -> str:
     """What `docs/speculation.md` says of it."""
-    told = []
+    parts = []
     for name in result["drafters"]:
-        runs = [runs for title, runs in tables_of(result) if title.split(",")[0] == name]
-        pairs = [changes(one, of[0]) for of in runs for one in of if one["verified"] == QUOTED]
+        tables = [runs for title, runs in tables_of(result) if title.split(",")[0] == name]
+        pairs = [changes(run, table[0]) for table in tables for run in table if run["verified"] == QUOTED]
         drafts, tokens = ([-100 * pair[at] for pair in pairs] for at in (0, 1))
-        told.append(
+        parts.append(
             f"{name} verifies {min(drafts):.0f} to {max(drafts):.0f} % fewer drafts for every token at "
             f"{min(tokens):.1f} to {max(tokens):.1f} % fewer tokens a step"
         )
-    return "; ".join(told)
+    return "; ".join(parts)
 
 
 HEAD = """| costs | drafts a token | change | rows a token | tokens a step | change | acceptance rate | speed |
@@ -316,14 +327,14 @@ def report(result: dict) -> str:
         name = title.split(",")[0]
         always[name] = always.get(name, lines.keys()) & lines.keys()
     newline = "\n"
-    found = "; ".join(f"{name} {', '.join(sorted(lines)) or 'nowhere'}" for name, lines in always.items())
+    meets = "; ".join(f"{name} {', '.join(sorted(lines)) or 'nowhere'}" for name, lines in always.items())
     return f"""# Adaptive verification, tiny models
 
 {origin("benchmark_adaptive.py", result)}
 
 The {config["prompts"]} prompts of `assets/prompts.jsonl`, {config["sequences at once"]} at once, up to
 {config["new tokens"]} new tokens each, blocks of 8 drafts (mtp: 3). The calibration of the confidence head (dspark) and
-the law of margins (dflash2, mtp) were learned beforehand of {config["other prompts"]} other held-out prompts.
+the chances by margin (dflash2, mtp) were learned beforehand of {config["other prompts"]} other held-out prompts.
 Drafts a token are verified drafts for every token emitted; rows are drafts and anchors. A step is counted once for
 every sequence in it. Foreknowledge would verify what stands and nothing else: no choice can save more at no loss.
 
@@ -336,7 +347,7 @@ in units of those of fixed blocks under the same costs. The last line is chosen,
 measured on this CPU when the engine was loaded.
 
 Required of a setting that is bound by its budget: at least {FEWER_DRAFTS:.0%} fewer drafts a token at no more than
-{FEWER_TOKENS:.0%} fewer tokens a step. What meets it in every table of a drafter: {found}. At 0.025 ms a row
+{FEWER_TOKENS:.0%} fewer tokens a step. What meets it in every table of a drafter: {meets}. At 0.025 ms a row
 {MAX_ROWS} rows, which are {SEQUENCES} whole blocks and their anchors, take 5.2 ms, of which 3.2 ms are due to the
 drafts. Where foreknowledge would save less than {FEWER_DRAFTS:.0%}, as of mtp's short blocks, no choice can meet it.
 Table by table, with the changes of drafts a token and of tokens a step:

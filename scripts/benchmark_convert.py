@@ -2,6 +2,8 @@
 
 Three questions, each answered in one run because machines drift: what the arithmetic of FP8 -> NVFP4 costs on one core
 (and ModelOpt's own CPU path), how the whole conversion compares with the disk's own copy, and how much memory it takes.
+
+    python scripts/benchmark_convert.py [--rounds N] [--scratch FOLDER]
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
 """Acceptance by drafter, temperature and way of drafting, with the tiny models, and memory over 20,000 sampled steps;
 writes docs/benchmarks/sampling.md and .json.
 
-Acceptance is a property of models and laws, not of a machine. Memory is the process's resident set.
+Acceptance is a property of models and distributions, not of a machine. Memory is the process's resident set.
+
+    python scripts/benchmark_sampling.py [--steps N] [--seeds N] [--workers N]
+
+Legend: P prompts, C columns of counts.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import os
 import resource
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,7 +23,6 @@ from pathlib import Path
 import click
 import numpy as np
 from measured import (
-    ASSETS,
     SPECULATION,
     console,
     interval,
@@ -30,17 +34,15 @@ from measured import (
     spread,
     write,
 )
+from tiny_engines import BLOCK_DRAFTERS, build_tiny, prompt_ids
 
-from glmspec.build.engine import build_engines
 from glmspec.build.settings import BuildOptions
-from glmspec.build.target import TARGETS
-from glmspec.core.progress import Progress
 from glmspec.runtime.engine import Engine
 from glmspec.runtime.generate import answer_all
 from glmspec.runtime.request import Request
 from glmspec.runtime.sampling import Sampling
 
-DRAFTERS, TEMPERATURES = ("dspark", "dflash2", "mtp"), (0.0, 0.7, 1.0, 1.5)
+DRAFTERS, TEMPERATURES = (*BLOCK_DRAFTERS, "mtp"), (0.0, 0.7, 1.0, 1.5)
 GREEDY, STANDARD, BLOCK = WAYS = ("greedy drafts", "drawn, standard", "drawn, block")
 GAIN = "block less standard"
 TOP_K = (None, 8, 1)  # best logits of a row that a Markov head's drafts are among
@@ -61,15 +63,18 @@ def main(steps: int, seeds: int, workers: int) -> None:
     """Measure and write the report."""
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
-        folders = {way: build(home / way, draft_sampling=way) for way in ("greedy", "probabilistic")}
-        narrowed = {top_k: build(home / f"among-{top_k}", markov_top_k=top_k) for top_k in TOP_K}
+        chosen = BuildOptions(mtp=True, max_num_seqs=16)
+        folders = {
+            way: build_tiny(home / way, replace(chosen, draft_sampling=way)) for way in ("greedy", "probabilistic")
+        }
+        narrowed = {top_k: build_tiny(home / f"among-{top_k}", replace(chosen, markov_top_k=top_k)) for top_k in TOP_K}
         context = get_context("spawn")  # so that no memory which was freed before hides what one takes
         with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
             memory = pool.submit(measure_memory, folders["probabilistic"], steps)
-            found = [pool.submit(measure_acceptance, name, folders, seeds) for name in DRAFTERS]
+            acceptance = [pool.submit(measure_acceptance, name, folders, seeds) for name in DRAFTERS]
             among = [pool.submit(measure_top_k, top_k, folder) for top_k, folder in narrowed.items()]
             measured = {
-                "acceptance": [one for future in found for one in future.result()],
+                "acceptance": [line for future in acceptance for line in future.result()],
                 "markov top k": [future.result() for future in among],
                 "memory": memory.result(),
             }
@@ -79,21 +84,12 @@ def main(steps: int, seeds: int, workers: int) -> None:
     quote(SPECULATION, "and fewer drafts stand:", top_k_sentence(result), ". Answers stay the verifier's")
 
 
-def build(out: Path, **options: object) -> Path:
-    """An engine directory of the tiny models with these options."""
-    drafters = [ASSETS / f"tiny-{name}" for name in DRAFTERS if name != "mtp"]
-    chosen = BuildOptions(mtp=True, max_num_seqs=16, **options)
-    build_engines(ASSETS / "tiny-verifier", drafters, TARGETS["cpu"], chosen, out, Progress(), check=False)
-    return out
-
-
 def counts_of(engine: Engine, temperature: float, seeds: int) -> np.ndarray:
     """Accepted drafts and steps [prompts, 2], over all seeds of a prompt."""
-    ids = [tuple(engine.tokenizer.encode(one.text)) for one in prompts()]
     requests = [
-        Request(prompt_ids=one, max_tokens=NEW_TOKENS, sampling=Sampling(temperature=temperature, seed=seed))
+        Request(prompt_ids=ids, max_tokens=NEW_TOKENS, sampling=Sampling(temperature=temperature, seed=seed))
         for seed in range(seeds)
-        for one in ids
+        for ids in prompt_ids(engine, (prompt.text for prompt in prompts()))
     ]
     jobs = answer_all(engine, requests)
     return np.array([(job.stats.num_accepted, job.stats.num_steps) for job in jobs]).reshape(seeds, -1, 2).sum(0)
@@ -112,21 +108,23 @@ def measure_acceptance(name: str, folders: dict[str, Path], seeds: int) -> list[
         STANDARD: Engine(folders["probabilistic"], name),
         BLOCK: Engine(folders["probabilistic"], name, verification="block"),
     }
-    made = []
-    for heat in TEMPERATURES:  # greedy requests have greedy drafts
-        counts = {way: counts_of(engines[way], heat, seeds if heat else 1) for way in (WAYS if heat else [GREEDY])}
-        console.print(f"{name}: temperature {heat:g}")
-        made += [
-            {"drafter": name, "drafting": way, "temperature": heat} | of_counts(one) for way, one in counts.items()
+    lines = []
+    for temperature in TEMPERATURES:  # greedy requests have greedy drafts
+        ways, of_prompt = (WAYS, seeds) if temperature else ((GREEDY,), 1)
+        counts = {way: counts_of(engines[way], temperature, of_prompt) for way in ways}
+        console.print(f"{name}: temperature {temperature:g}")
+        lines += [
+            {"drafter": name, "drafting": way, "temperature": temperature} | of_counts(counts_PC)
+            for way, counts_PC in counts.items()
         ]
-        if heat:
+        if temperature:
             pair = counts[BLOCK], counts[STANDARD]
             gain = {
                 "length": float(length(pair[0].sum(0)) - length(pair[1].sum(0))),
                 "interval": interval(lambda block, standard: length(block) - length(standard), *pair),
             }
-            made.append({"drafter": name, "drafting": GAIN, "temperature": heat} | gain)
-    return made
+            lines.append({"drafter": name, "drafting": GAIN, "temperature": temperature} | gain)
+    return lines
 
 
 def measure_top_k(top_k: int | None, folder: Path) -> dict[str, object]:
@@ -137,12 +135,12 @@ def measure_top_k(top_k: int | None, folder: Path) -> dict[str, object]:
 def measure_memory(folder: Path, steps: int) -> list[dict[str, float]]:
     """Megabytes resident, every tenth of the steps, while requests of every kind come and go."""
     engine = Engine(folder, "dspark")
-    ids = [tuple(engine.tokenizer.encode(one.text)) for one in prompts()]
+    prompt_texts = (prompt.text for prompt in prompts())
     source = (
-        Request(prompt_ids=one, max_tokens=NEW_TOKENS, sampling=setting)
-        for one, setting in zip(cycle(ids), cycle(MIXED), strict=False)
+        Request(prompt_ids=ids, max_tokens=NEW_TOKENS, sampling=setting)
+        for ids, setting in zip(cycle(prompt_ids(engine, prompt_texts)), cycle(MIXED), strict=False)
     )
-    made = []
+    resident = []
     for step in range(1, steps + 1):
         while len(engine.scheduler.running) + len(engine.scheduler.waiting) < 5:
             engine.add(next(source))
@@ -150,36 +148,38 @@ def measure_memory(folder: Path, steps: int) -> list[dict[str, float]]:
         if step % (steps // 10) == 0:
             gc.collect()
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            made.append({"steps": step, "MB": pages * resource.getpagesize() / 1e6})
-    return made
+            resident.append({"steps": step, "MB": pages * resource.getpagesize() / 1e6})
+    return resident
 
 
-def told(one: dict) -> str:
-    """A number and its interval."""
-    return f"{one['length']:.2f} ({spread(one['interval'])})"
+def with_interval(line: dict) -> str:
+    """A length and its interval."""
+    return f"{line['length']:.2f} ({spread(line['interval'])})"
 
 
 def top_k_sentence(result: dict) -> str:
     """What `docs/speculation.md` says of `--markov-top-k`."""
-    found = {one["top k"]: told(one) for one in result["markov top k"]}
+    lengths = {line["top k"]: with_interval(line) for line in result["markov top k"]}
     return (
-        f"with the shipped DSpark drafter {found[8]} tokens a step for K = 8, {found[1]} for K = 1, {found[None]} "
-        f"without ({result['config']['prompts']} prompts, temperature 0)"
+        f"with the shipped DSpark drafter {lengths[8]} tokens a step for K = 8, {lengths[1]} for K = 1, "
+        f"{lengths[None]} without ({result['config']['prompts']} prompts, temperature 0)"
     )
 
 
 def report(result: dict) -> str:
     """The page people read."""
     config = result["config"]
-    found = {(one["drafter"], one["drafting"], one["temperature"]): told(one) for one in result["acceptance"]}
-    heads = " | ".join(f"T = {heat:g}" for heat in TEMPERATURES)
+    lengths = {
+        (line["drafter"], line["drafting"], line["temperature"]): with_interval(line) for line in result["acceptance"]
+    }
+    heads = " | ".join(f"T = {temperature:g}" for temperature in TEMPERATURES)
     rows = [
-        f"| {name} | {way} | {' | '.join(found.get((name, way, heat), '') for heat in TEMPERATURES)} |"
+        f"| {name} | {way} | {' | '.join(lengths.get((name, way, temperature), '') for temperature in TEMPERATURES)} |"
         for name in DRAFTERS
         for way in (*WAYS, GAIN)
     ]
-    memory = "\n".join(f"| {one['steps']:,} | {one['MB']:.1f} |" for one in result["memory"])
-    among = "\n".join(f"| {one['top k'] or 'all'} | {told(one)} |" for one in result["markov top k"])
+    memory = "\n".join(f"| {line['steps']:,} | {line['MB']:.1f} |" for line in result["memory"])
+    among = "\n".join(f"| {line['top k'] or 'all'} | {with_interval(line)} |" for line in result["markov top k"])
     table = "\n".join(rows)
     return f"""# Sampling: acceptance and memory, tiny models
 
@@ -196,8 +196,8 @@ temperatures is another matter.
 
 Greedy drafts stand with chance p(draft), drawn ones with min(1, p / q). Greedy requests have greedy drafts either way.
 Of one block, block verification accepts at least as many drafts as the standard one in expectation. The two make other
-texts of the same law, whose blocks begin elsewhere: the last line of a drafter says what the difference came to here,
-and where its interval holds 0, these prompts and seeds do not tell the two apart.
+texts of the same distribution, whose blocks begin elsewhere: the last line of a drafter says what the difference came
+to here, and where its interval holds 0, these prompts and seeds do not tell the two apart.
 
 DSpark at temperature 0, drafts among the K best logits of their row (`engine --markov-top-k K`):
 

@@ -3,7 +3,10 @@
 For FP8 and NVFP4: what authoring a rank's network takes, whether two authorings have the same content hash, and the
 whole command, its compiling stage over all 78 layers at once and over groups of layers, with nothing remembered and
 with everything. Every command is a process of its own, whose peak memory is the kernel's count. docs/validate.md quotes
-the times, and the command's own words. `--quote` times nothing: it counts layers anew and rewrites what is quoted.
+the times, and the command's own words.
+
+    python scripts/benchmark_validate.py [--rounds N]
+    python scripts/benchmark_validate.py --quote      # times nothing: counts layers anew and rewrites what is quoted
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from glmspec.network.trt import backend
 CONFIG = ROOT / "tests" / "data" / "glm-5.3-config.json"
 TARGET, TP, GROUP = "b200", 8, 8
 GUIDE = ROOT / "docs" / "validate.md"
+GLMSPEC_BUILD = (sys.executable, "-c", "from glmspec.build.cli import main; main()")
 EXAMPLE = "glmspec-build validate config.json --config-only --target b200 --tp 8 --quant nvfp4 --mtp"
 TIMES = """| weights | what is compiled | whole command | of it, compiling | peak memory |
 |---|---|---|---|---|
@@ -61,20 +65,20 @@ def main(rounds: int, quote: bool) -> None:
 
 def measure(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
     """All numbers of one recipe."""
-    made = authoring(folder, quant, rounds)
-    made["whole"] = [command(folder, quant, "--group-layers", "0") for _ in range(min(rounds, 2))]
+    numbers = authoring(folder, quant, rounds)
+    numbers["whole"] = [command(folder, quant, "--group-layers", "0") for _ in range(min(rounds, 2))]
     cold, warm = [], []
     for number in range(rounds):
         cache = ("--cache", str(folder / f"{quant}{number}"))
         cold.append(command(folder, quant, "--group-layers", str(GROUP), *cache))
         warm.append(command(folder, quant, "--group-layers", str(GROUP), *cache))
-    return made | {"groups, nothing remembered": cold, "groups, all remembered": warm}
+    return numbers | {"groups, nothing remembered": cold, "groups, all remembered": warm}
 
 
 def authoring(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
     """Seconds to author a rank's network, its layers and its content hash, which is the same each time."""
     deployment = open_deployment(folder, (), TARGETS[TARGET], BuildOptions(tp=TP, quant=quant), config_only=True)
-    found: dict[str, Any] = {}
+    by_profile: dict[str, Any] = {}
     for profile in (GENERATION, CONTEXT):
         seconds, hashes = [], set()
         for _ in range(rounds):
@@ -85,18 +89,17 @@ def authoring(folder: Path, quant: str, rounds: int) -> dict[str, Any]:
         if len(hashes) > 1:
             raise SystemExit(f"{profile}: two authorings of one network have different hashes: {hashes}")
         console.print(f"{quant}, {profile}: authored in {statistics.median(seconds):.2f} s")
-        found[profile] = {"seconds": seconds, "sha256": hashes.pop()}
-    return {"authoring": found}
+        by_profile[profile] = {"seconds": seconds, "sha256": hashes.pop()}
+    return {"authoring": by_profile}
 
 
 def command(folder: Path, quant: str, *options: str) -> dict[str, float]:
     """One run of the command: seconds in all, of its compiling stage, and peak memory."""
     report = folder / "report.json"
-    run = "from glmspec.build.cli import main; main()"
     line = ["validate", str(folder), "--config-only", "--target", TARGET, "--tp", str(TP), "--quant", quant]
     start = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-c", run, *line, "--json", str(report), *options],
+        [*GLMSPEC_BUILD, *line, "--json", str(report), *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -104,10 +107,11 @@ def command(folder: Path, quant: str, *options: str) -> dict[str, float]:
     seconds = time.perf_counter() - start
     if status:
         raise SystemExit(f"validate failed: {report.read_text(encoding='utf-8')}")
-    stages = {one["stage"]: one["seconds"] for one in json.loads(report.read_text(encoding="utf-8"))["stages"]}
-    found = {"seconds": seconds, "build": stages["build"], "peak GB": usage.ru_maxrss * 1024 / 1e9}
-    console.print(f"{quant} {' '.join(options[:2])}: {found}")
-    return found
+    stages = json.loads(report.read_text(encoding="utf-8"))["stages"]
+    stage_seconds = {stage["stage"]: stage["seconds"] for stage in stages}
+    numbers = {"seconds": seconds, "build": stage_seconds["build"], "peak GB": usage.ru_maxrss * 1024 / 1e9}
+    console.print(f"{quant} {' '.join(options[:2])}: {numbers}")
+    return numbers
 
 
 def networks(folder: Path) -> dict[str, Any]:
@@ -129,8 +133,7 @@ def layer_counts(folder: Path, quant: str) -> dict[str, int]:
 
 def shown(folder: Path) -> str:
     """What the quoted command prints."""
-    run = "from glmspec.build.cli import main; main()"
-    line = [sys.executable, "-c", run, *EXAMPLE.split()[1:]]
+    line = [*GLMSPEC_BUILD, *EXAMPLE.split()[1:]]
     done = subprocess.run(line, cwd=folder, env=os.environ | {"COLUMNS": "126"}, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{EXAMPLE}: {done.stdout}{done.stderr}")
@@ -151,12 +154,12 @@ def quoted(guide: str, result: dict[str, Any], printed: str | None = None) -> st
 def times(result: dict[str, Any]) -> str:
     """The lines of the table of whole commands."""
     lines = []
-    for quant, found in result["results"].items():
+    for quant, numbers in result["results"].items():
         for what in ("whole", "groups, nothing remembered", "groups, all remembered"):
-            middle = {key: statistics.median(run[key] for run in found[what]) for key in found[what][0]}
+            middle = {key: statistics.median(run[key] for run in numbers[what]) for key in numbers[what][0]}
             title = "all 78 layers in one network" if what == "whole" else f"groups of {GROUP} layers{what[6:]}"
-            told = f"{middle['seconds']:.1f} s | {middle['build']:.1f} s | {middle['peak GB']:.1f} GB"
-            lines.append(f"| {quant} | {title} | {told} |")
+            cells = f"{middle['seconds']:.1f} s | {middle['build']:.1f} s | {middle['peak GB']:.1f} GB"
+            lines.append(f"| {quant} | {title} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
@@ -173,10 +176,10 @@ def report(result: dict[str, Any]) -> str:
         "| weights | profile | layers | authored in |",
         "|---|---|---|---|",
     ]
-    for quant, found in result["results"].items():
-        for profile, one in found["authoring"].items():
+    for quant, numbers in result["results"].items():
+        for profile, authored in numbers["authoring"].items():
             layers = result["networks"]["layers"][quant][f"verifier, {profile}"]
-            lines.append(f"| {quant} | {profile} | {layers:,} | {statistics.median(one['seconds']):.2f} s |")
+            lines.append(f"| {quant} | {profile} | {layers:,} | {statistics.median(authored['seconds']):.2f} s |")
     lines += ["", f"Layers are counted on {result['networks']['date']}, by glmspec {result['networks']['glmspec']}."]
     lines += ["", "Content hashes of repeated authorings are equal (the script fails otherwise).", ""]
     return "\n".join(lines) + "\n" + TIMES + times(result)

@@ -91,14 +91,14 @@ def check(op: Any, use: Any, inputs: list[Any], sm: str, compute: str, row: Row)
     from kernel_checks.launch import Launcher
 
     run = Launcher(sm, poison=77)
-    found = op.plugged(run, *(x.clone() for x in inputs), **use.attributes)
+    outputs = op.plugged(run, *(x.clone() for x in inputs), **use.attributes)
     row.launches = run.launches
     expected = op.reference(*(x.clone() for x in inputs), **use.attributes)
     expected = expected if isinstance(expected, tuple) else (expected,)
     share = SHARE if expected[0].is_cuda else 0.0
-    row.wrong = disagreement(op, found, expected, compute=compute, share=share)
+    row.wrong = disagreement(op, outputs, expected, compute=compute, share=share)
     row.compared = True
-    if share and not row.wrong and (exactly := disagreement(op, found, expected, compute=compute)):
+    if share and not row.wrong and (exactly := disagreement(op, outputs, expected, compute=compute)):
         row.notes.append(exactly)
 
 
@@ -199,7 +199,7 @@ def target_of(sm: str) -> Any:
     """The GPU's row in the table of targets, by its SM."""
     from glmspec.build.target import TARGETS
 
-    return next((one for one in TARGETS.values() if one.compute_capability == sm), None)
+    return next((target for target in TARGETS.values() if target.compute_capability == sm), None)
 
 
 def this_sm() -> str:
@@ -216,8 +216,8 @@ def run_all(wanted: argparse.Namespace, keep: Callable[[list[Row]], None]) -> li
     from glmspec.plugins.compiler import SMS
 
     deadline = time.monotonic() + wanted.seconds
-    found = "SM90" if wanted.dry_run else this_sm()
-    sm, gpu = found if found in SMS else "SM90", target_of(found)
+    here = "SM90" if wanted.dry_run else this_sm()
+    sm, gpu = here if here in SMS else "SM90", target_of(here)
     device, compute = ("cpu", "float32") if wanted.dry_run else ("cuda", "bfloat16")
 
     def first(op: Any, use: Any, sizes: dict[str, int], row: Row) -> None:
@@ -230,7 +230,7 @@ def run_all(wanted: argparse.Namespace, keep: Callable[[list[Row]], None]) -> li
     def second(op: Any, use: Any, sizes: dict[str, int], row: Row) -> None:
         measure_compiled(op, use, inputs_of(op, use, sizes, compute, device), row)
 
-    rows = []
+    rows: list[Row] = []
     todo = list(cases(wanted.op, (2,) if wanted.dry_run else tuple(wanted.batch)))
     for work in (first,) if wanted.dry_run else (first, second):
         for at, (op, name, batch) in enumerate(todo):

@@ -1,4 +1,7 @@
-"""What the benchmarks share: the prompts, what they ran on, intervals, and pages that say where a number comes from."""
+"""What the benchmarks share: the prompts, what they ran on, intervals, and pages that say where a number comes from.
+
+Legend: D draws of a bootstrap, P prompts, C columns of counts.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,15 +38,16 @@ class Prompt:
 def prompts() -> list[Prompt]:
     """The held-out prompts, of every kind."""
     lines = (ASSETS / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    return [Prompt(one["prompt"], one["kind"]) for one in map(json.loads, lines)]
+    return [Prompt(record["prompt"], record["kind"]) for record in map(json.loads, lines)]
 
 
-def interval(pooled: Callable[..., np.ndarray], *counts_PC: Sequence[Sequence[float]]) -> list[float]:
+def interval(pooled: Callable[..., np.ndarray], *counts_PC: ArrayLike) -> list[float]:
     """The middle 95 % of a pooled number over drawn sets of prompts: a bootstrap, of the same draws every time.
     counts_PC: what each prompt adds, all its seeds together, a row a prompt. pooled: the number, of sums [draws, C]."""
-    size = len(counts_PC[0])
+    columns_PC = [np.asarray(counts, dtype=float) for counts in counts_PC]
+    size = len(columns_PC[0])
     taken_DP = np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), DRAWS)
-    drawn_D = pooled(*(taken_DP @ np.asarray(one, dtype=float) for one in counts_PC))
+    drawn_D = pooled(*(taken_DP @ columns for columns in columns_PC))
     return [float(edge) for edge in np.percentile(drawn_D, [2.5, 97.5])]
 
 
@@ -87,8 +92,8 @@ def quote(page: Path, before: str, sentence: str, after: str) -> None:
     """Put a sentence between two fixed texts of a paragraph, whose lines are filled anew."""
     paragraphs = page.read_text(encoding="utf-8").split("\n\n")
     for at, paragraph in enumerate(paragraphs):
-        head, found, tail = " ".join(paragraph.split()).partition(before)
-        if found:
+        head, quoted, tail = " ".join(paragraph.split()).partition(before)
+        if quoted:
             line = f"{head}{before} {sentence}{tail[tail.index(after) :]}"
             paragraphs[at] = textwrap.fill(line, 140, break_long_words=False, break_on_hyphens=False)
     page.write_text("\n\n".join(paragraphs), encoding="utf-8")

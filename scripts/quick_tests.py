@@ -56,27 +56,26 @@ class Imports:
                 module = ".".join(filter(None, (here, node.module)))
                 names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
         parents = {name.rsplit(".", cut)[0] for name in names for cut in range(name.count(".") + 1)}
-        found = {self._modules[name] for name in parents if name in self._modules}
+        needed = {self._modules[name] for name in parents if name in self._modules}
         if file.startswith("tests/"):
             words = set(re.findall(r"\w+", text))
             conftests = {str(Path(folder, "conftest.py")) for folder in Path(file).parents} & self.files
-            found |= {one for one in conftests if words & self._fixtures(one)}
-        return found - {file}
+            needed |= {conftest for conftest in conftests if words & self._fixtures(conftest)}
+        return needed - {file}
 
     def _fixtures(self, conftest: str) -> set[str]:
         """Fixtures that a test must name to get."""
         body = ast.parse((self.root / conftest).read_text(encoding="utf-8")).body
-        made = [node for node in body if getattr(node, "decorator_list", None)]
-        return {node.name for node in made if "autouse" not in ast.unparse(node.decorator_list[0])}
+        decorated = [node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.decorator_list]
+        return {node.name for node in decorated if "autouse" not in ast.unparse(node.decorator_list[0])}
 
     def reaching(self, changed: set[str]) -> dict[str, int]:
         """Files that reach a changed one, and over how many imports."""
         words = {Path(file).name for file in changed if not file.endswith(".py")}
         naming = {file for file in self.files if any(word in (self.root / file).read_text("utf-8") for word in words)}
         distance = dict.fromkeys(changed, 0) | dict.fromkeys(naming - changed, 1)
-        for folder in [
-            f"{Path(file).parent}/" for file in changed if file.endswith("conftest.py")
-        ]:  # all that lies below
+        below = [f"{Path(file).parent}/" for file in changed if file.endswith("conftest.py")]
+        for folder in below:
             distance = {file: 1 for file in self.files if file.startswith(folder)} | distance
         front = set(distance)
         while front:

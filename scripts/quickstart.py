@@ -1,4 +1,7 @@
-"""The whole way once: convert, build engines, write the Triton repository, serve, stream, measure."""
+"""The whole way once: convert, build engines, write the Triton repository, serve, stream, measure.
+
+`scripts/quickstart` makes an environment and runs it; in one that is there: python scripts/quickstart.py [--keep].
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ def build() -> None:
 
 def run(*arguments: object) -> None:
     """Show and run one glmspec-build command; stop here when it fails."""
-    words = [str(one.relative_to(ROOT)) if isinstance(one, Path) else str(one) for one in arguments]
+    words = [str(word.relative_to(ROOT) if isinstance(word, Path) else word) for word in arguments]
     console.print(f"[bold]$ glmspec-build {' '.join(words)}[/bold]", soft_wrap=True)
     done = subprocess.run(["glmspec-build", *words], cwd=ROOT, stdout=subprocess.DEVNULL)
     if done.returncode:
@@ -93,7 +96,7 @@ def measure(client: Client) -> None:
     """Tokens per second with speculation and without, over the same held-out prompts, and the acceptance."""
     lines = (ASSETS / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines[:: max(1, len(lines) // MEASURED_PROMPTS)]]
-    speeds, texts, stats = {}, {}, None
+    speeds, texts, stats = {}, {}, []
     with console.status("Measuring"):
         for speculate in (False, True):
             start = time.perf_counter()
@@ -103,10 +106,9 @@ def measure(client: Client) -> None:
             tokens = sum(len(chunk.tokens) for answer in answers for chunk in answer)
             speeds[speculate] = tokens / (time.perf_counter() - start)
             texts[speculate] = ["".join(chunk.text for chunk in answer) for answer in answers]
-            if speculate:
-                stats = pooled([answer[-1].stats for answer in answers])
+            stats = [answer[-1].stats for answer in answers]  # the speculated ones' in the end
     console.print(f"{len(prompts)} held-out prompts, one at a time, greedy:")
-    console.print(table(stats, speeds))
+    console.print(table(pooled(stats), speeds))
     if texts[True] != texts[False]:
         raise click.ClickException("the speculated answers differ from the plain ones: this is a bug")
     console.print("Every speculated answer equals the plain one.")
@@ -122,11 +124,11 @@ def pooled(parts: list[SpecStats]) -> SpecStats:
 
 def table(stats: SpecStats, speeds: dict[bool, float]) -> Table:
     """The numbers people compare."""
-    made = stats_table(stats, DRAFTERS[0])
-    made.add_row("tokens/s with speculation", f"{speeds[True]:.0f}")
-    made.add_row("tokens/s without", f"{speeds[False]:.0f}")
-    made.add_row("ratio", f"{speeds[True] / speeds[False]:.2f}")
-    return made
+    comparison = stats_table(stats, DRAFTERS[0])
+    comparison.add_row("tokens/s with speculation", f"{speeds[True]:.0f}")
+    comparison.add_row("tokens/s without", f"{speeds[False]:.0f}")
+    comparison.add_row("ratio", f"{speeds[True] / speeds[False]:.2f}")
+    return comparison
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """Writes docs/roofline.md: what every op must move and compute at the full model's sizes, and what the plugins do.
 
 Nothing is measured: bytes and flops are worked out from the ops' and plugins' own rules, times from the GPUs' stated
-speeds. --check fails when the page is not what this would write.
+speeds.
+
+    python scripts/roofline.py            # writes the page
+    python scripts/roofline.py --check    # fails when the page is not what this would write
 """
 
 from __future__ import annotations
@@ -83,8 +86,8 @@ def _speed(bandwidth: float, flops: float) -> str:
 
 def _step() -> str:
     """A whole step of the verifier, of blocks in greedy decoding: every op as often as it runs."""
-    times = ", ".join(f"{name} {count}" for name, count in STEP.items())
-    lines = ["## A step of the verifier\n", f"Times each: {times}.\n", f"| seqs | {_COLUMNS} |"]
+    counts = ", ".join(f"{name} {count}" for name, count in STEP.items())
+    lines = ["## A step of the verifier\n", f"Times each: {counts}.\n", f"| seqs | {_COLUMNS} |"]
     lines.append("|---:|" + "---:|" * (2 * len(GPUS)))
     for batch in BATCHES:
         cells = []
@@ -92,8 +95,8 @@ def _step() -> str:
             floor = design = 0.0
             for name, count in STEP.items():
                 op, _, use = name.partition(" ")
-                one = _times(OPS[op], OPS[op].uses[use], batch, column)
-                floor, design = floor + count * one.floor, design + count * one.design
+                times = _times(OPS[op], OPS[op].uses[use], batch, column)
+                floor, design = floor + count * times.floor, design + count * times.design
             cells.append(f"{floor:,.0f} | {design:,.0f}")
         lines.append(f"| {batch} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
@@ -110,9 +113,11 @@ class Times:
 
 
 def _times(op: Op, use: Use, batch: int, column: str) -> Times:
+    if op.plugged is None:
+        raise ValueError(f"{op.name} has no plugins")
     (bandwidth, peak), sizes = _stated(column), op.sizes(batch, use)
     size, flops = op_cost(op, sizes, COMPUTE)
-    run = Recorder(TARGETS[GPUS[column][0]].compute_capability)
+    run = Recorder(TARGETS[GPUS[column][0]].gpu)
     op.plugged(run, *shaped(op, use, sizes, COMPUTE), **use.attributes)
     costs = [launch_cost(launch) for launch in run.launches]
     design = sum(1e6 * max(moved / bandwidth, done / peak) + LAUNCH for moved, done in costs)
@@ -146,12 +151,13 @@ def _section(op: Op) -> str:
 
 def _row(op: Op, name: str, use: Use, batch: int) -> str:
     size, flops = op_cost(op, op.sizes(batch, use), COMPUTE)
+    columns = [_times(op, use, batch, column) for column in GPUS]
     cells = []
-    for column in GPUS:
-        one = _times(op, use, batch, column)
-        ratio = "launch" if one.floor < LAUNCH else f"{one.design / one.floor:.1f}"
-        cells.append(f"{one.floor:.2f} | {one.design:.1f} | {ratio}")
-    head = f"| {name or '-'} | {batch} | {_short(size)} | {_short(flops)} | {one.launches} | {_short(one.moved)} |"
+    for times in columns:
+        ratio = "launch" if times.floor < LAUNCH else f"{times.design / times.floor:.1f}"
+        cells.append(f"{times.floor:.2f} | {times.design:.1f} | {ratio}")
+    moves = f"{columns[-1].launches} | {_short(columns[-1].moved)}"
+    head = f"| {name or '-'} | {batch} | {_short(size)} | {_short(flops)} | {moves} |"
     return f"{head} {' | '.join(cells)} |"
 
 

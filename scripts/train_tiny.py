@@ -50,7 +50,7 @@ class Board:
         self.seconds[phase] = round(time.monotonic() - start, 1)
 
 
-def train_all(out: Path, scale: float, board: Board) -> dict[str, object]:
+def train_all(out: Path, scale: float, board: Board) -> dict[str, float]:
     """Train and export; everything after the verifier works on its BF16-rounded weights as shipped."""
     verifier = Verifier(VerifierConfig())
     losses = train_verifier(verifier, scale, board)

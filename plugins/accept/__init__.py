@@ -11,12 +11,10 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Op, Plugin, Runs, cdiv, pow2
+from glmspec.plugins.spec import Int32, Op, Plugin, Runs, cdiv, pow2
 
 
-def reference(
-    said_R: torch.Tensor, draft_R: torch.Tensor, row_BQ: torch.Tensor, count_B: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(said_R: Int32, draft_R: Int32, row_BQ: Int32, count_B: Int32) -> tuple[torch.Tensor, torch.Tensor]:
     """Drafts accepted, int32 [B], and tokens, int32 [B, Q], of which accepted + 1 are the block's.
 
     said: the token after each row. draft: the draft after each row. row: the rows of each block, in order; beyond its
@@ -64,7 +62,6 @@ ACCEPT = Plugin(
 )
 OP = Op(
     name="accept",
-    inputs=ACCEPT.inputs,
     outputs=ACCEPT.outputs,
     reference=reference,
     plugged=plugged,

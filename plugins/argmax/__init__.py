@@ -14,10 +14,10 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Op, Plugin, Runs, cdiv, pow2
+from glmspec.plugins.spec import Compute, Op, Plugin, Runs, cdiv, pow2
 
 
-def reference(x_NV: torch.Tensor) -> torch.Tensor:
+def reference(x_NV: Compute) -> torch.Tensor:
     """x [N, V] -> int32 [N]. torch.argmax returns the first of equal maxima."""
     return x_NV.argmax(-1).to(torch.int32)
 
@@ -68,7 +68,6 @@ ARGMAX_MERGE = Plugin(
 )
 OP = Op(
     name="argmax",
-    inputs=ARGMAX_SPLIT.inputs,
     outputs=ARGMAX_MERGE.outputs,
     reference=reference,
     plugged=plugged,

@@ -24,21 +24,21 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.attention_merge import MERGE
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _PAGE = 16  # rows of the smallest page, and what others are multiples of
 _WIDEST = 64  # columns of a float32 head: wider ones take more registers than a thread has
 
 
 def reference(
-    q_BRHD: torch.Tensor,
-    k_BRJD: torch.Tensor,
-    v_BRJD: torch.Tensor,
-    k_cache_XJPD: torch.Tensor,
-    v_cache_XJPD: torch.Tensor,
-    page_table_BM: torch.Tensor,
-    anchor_B: torch.Tensor,
-    start_B: torch.Tensor | None = None,
+    q_BRHD: Compute,
+    k_BRJD: Compute,
+    v_BRJD: Compute,
+    k_cache_XJPD: Compute,
+    v_cache_XJPD: Compute,
+    page_table_BM: Int32,
+    anchor_B: Int32,
+    start_B: Int32 | None = None,
     *,
     scale: float,
     causal: bool,
@@ -233,10 +233,7 @@ def _use(causal: bool, window: int, *optional: str, **sizes: int) -> Use:
 
 OP = Op(
     name="block_attention",
-    inputs=_INPUTS,
     outputs={"out_BRHD": "T"},
-    optional={"start_B": "int32"},
-    attributes=_ATTRIBUTES,
     reference=reference,
     plugged=plugged,
     plugins=(SPLIT, SPLIT_RING, MERGE),

@@ -17,16 +17,16 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import ITEM_BYTES, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import ITEM_BYTES, Compute, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 ROW_BYTES = 36  # of one column of a block: what a thread's registers hold of its columns
 
 
 def reference(
-    x_BRD: torch.Tensor,
-    base_2TD: torch.Tensor,
-    delta_BR2TU: torch.Tensor,
-    residual_BRD: torch.Tensor | None = None,
+    x_BRD: Compute,
+    base_2TD: Compute,
+    delta_BR2TU: Compute,
+    residual_BRD: Compute | None = None,
     *,
     side: int,
 ) -> torch.Tensor:
@@ -62,12 +62,14 @@ def native(
     return y_BRD if residual_BRD is None else residual_BRD + y_BRD
 
 
-def plugged(run: Runs, x_BRD, base_2TD, delta_BR2TU, *residual_BRD, side: int) -> tuple:
+def plugged(run: Runs, x_BRD, base_2TD, delta_BR2TU, residual_BRD=None, *, side: int) -> tuple:
     """One launch: see `reference`."""
     rows, most = run.shape(x_BRD)[1], ROW_BYTES // ITEM_BYTES[run.dtype(x_BRD)]
     if rows > most:
         raise NoPlugin(f"grouped_conv: a block of {rows} rows, and the kernel's registers hold {most}")
-    return run(ADDED if residual_BRD else PLAIN, x_BRD, base_2TD, delta_BR2TU, *residual_BRD, side=side)
+    if residual_BRD is None:
+        return run(PLAIN, x_BRD, base_2TD, delta_BR2TU, side=side)
+    return run(ADDED, x_BRD, base_2TD, delta_BR2TU, residual_BRD, side=side)
 
 
 def _plugin(name: str, **residual: str) -> Plugin:
@@ -94,10 +96,7 @@ PLAIN = _plugin("grouped_conv")
 ADDED = _plugin("grouped_conv_added", residual_BRD="T")
 OP = Op(
     name="grouped_conv",
-    inputs=PLAIN.inputs,
-    optional={"residual_BRD": "T"},
     outputs=PLAIN.outputs,
-    attributes={"side": int},
     reference=reference,
     plugged=plugged,
     plugins=(PLAIN, ADDED),

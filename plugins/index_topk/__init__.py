@@ -20,17 +20,17 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import lowest_topk
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 
 def reference(
-    q_NHD: torch.Tensor,
-    weight_NH: torch.Tensor,
-    keys_X1PD: torch.Tensor,
-    page_table_GM: torch.Tensor,
-    segment_rows_GS: torch.Tensor,
-    row_slot_N2: torch.Tensor,
-    positions_N: torch.Tensor,
+    q_NHD: Compute,
+    weight_NH: Float32,
+    keys_X1PD: Compute,
+    page_table_GM: Int32,
+    segment_rows_GS: Int32,
+    row_slot_N2: Int32,
+    positions_N: Int32,
     *,
     k: int,
     at_once: int,
@@ -199,9 +199,7 @@ INDEX_ROWS = Plugin(
 )
 OP = Op(
     name="index_topk",
-    inputs=INDEX_SCORES.inputs,
     outputs=INDEX_ROWS.outputs,
-    attributes={"k": int, "at_once": int},
     reference=reference,
     plugged=plugged,
     plugins=(INDEX_SCORES, INDEX_SPLIT, lowest_topk.TOPK_MERGE, INDEX_ROWS),

@@ -18,18 +18,18 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
 from glmspec.plugins.rounding import to_e4m3
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _FP8 = "float8_e4m3fn"
 
 
 def reference(
-    cache_XJPD: torch.Tensor,
-    rows_NJD: torch.Tensor,
-    order_L: torch.Tensor,
-    offset_X: torch.Tensor,
-    cumulative_Y: torch.Tensor,
-    scale_1: torch.Tensor | None = None,
+    cache_XJPD: Compute,
+    rows_NJD: Compute,
+    order_L: Int32,
+    offset_X: Int32,
+    cumulative_Y: Int32,
+    scale_1: Float32 | None = None,
 ) -> torch.Tensor:
     """The cache itself, with the rows in it. scale_1: float32, of a float8 cache."""
     return append(cache_XJPD, rows_NJD, order_L, slots(offset_X, cumulative_Y), scale_1)
@@ -118,8 +118,6 @@ APPEND_FP8 = Plugin(
 )
 OP = Op(
     name="kv_append",
-    inputs=_INPUTS,
-    optional={"scale_1": "float32"},
     outputs={"updated_XJPD": "T"},
     reference=reference,
     plugged=plugged,

@@ -14,10 +14,10 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Float32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 
-def reference(score_NL: torch.Tensor, *, k: int) -> torch.Tensor:
+def reference(score_NL: Float32, *, k: int) -> torch.Tensor:
     """float32 [N, L] -> columns int32 [N, K] in rising order."""
     length = score_NL.shape[1]
     column_L = torch.arange(length)
@@ -116,9 +116,7 @@ TOPK_LAST = Plugin(
 )
 OP = Op(
     name="lowest_topk",
-    inputs={"score_NL": "float32"},
     outputs={"column_NK": "int32"},
-    attributes={"k": int},
     reference=reference,
     plugged=plugged,
     plugins=(TOPK_SHORT, TOPK_SPLIT, TOPK_MERGE, TOPK_LAST),

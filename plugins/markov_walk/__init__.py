@@ -25,14 +25,14 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import argmax, draft_probs, draw, margin
-from glmspec.plugins.spec import Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Int32, Op, Plugin, Runs, Use, cdiv, pow2
 
 
 def reference(
-    logits_BJV: torch.Tensor,
-    anchor_B: torch.Tensor,
-    w1_CA: torch.Tensor,
-    w2_VA: torch.Tensor,
+    logits_BJV: Compute,
+    anchor_B: Int32,
+    w1_CA: Compute,
+    w2_VA: Compute,
     *others: torch.Tensor,
     head: str,
     given: tuple[str, ...] = (),
@@ -334,7 +334,6 @@ def _use(head: str, *, offset: bool = False, drawn: bool = False) -> Use:
 
 OP = Op(
     name="markov_walk",
-    inputs={"logits_BJV": "T", "anchor_B": "int32", "w1_CA": "T", "w2_VA": "T"},
     outputs={
         "ids_BJ": "int32",
         "scores_BJ": "T",
@@ -342,14 +341,13 @@ OP = Op(
         "margins_BJ": "float32",
         "probs_BJV": "float32",
     },
-    optional={
+    others={
         "rows_BRF": "T",
         "recurrent_FH": "T",
         "offset_V": "int32",
         "temperature_B": "float32",
         "uniform_BJ": "float32",
     },
-    attributes={"head": str, "given": list, "margins": bool},
     reference=reference,
     plugged=plugged,
     plugins=(BEGIN, GATED, RNN, *STEPS.values(), *FINISHES.values(), LAW),

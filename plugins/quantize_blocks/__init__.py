@@ -13,14 +13,14 @@ from glmspec.network import ops
 from glmspec.network.formats import BLOCK, FP8_MAX
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv
+from glmspec.plugins.spec import Compute, NoPlugin, Op, Plugin, Runs, Use, cdiv
 
 _LEAST = 1e-12  # scale of a block of zeros
 
 
-def reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [..., D] -> float8_e4m3fn [..., D] and scales float32 [..., Z]: a block's amax / 448."""
-    wide, columns = x.float(), x.shape[-1]
+def reference(x_ND: Compute) -> tuple[torch.Tensor, torch.Tensor]:
+    """x_ND [..., D] -> float8_e4m3fn [..., D] and scales float32 [..., Z]: a block's amax / 448."""
+    wide, columns = x_ND.float(), x_ND.shape[-1]
     if columns <= BLOCK:
         scale = (wide.abs().amax(-1, keepdim=True) * (1 / FP8_MAX)).clamp(min=_LEAST)
         return to_e4m3(wide / scale), scale
@@ -65,7 +65,6 @@ QUANTIZE_BLOCKS = Plugin(
 )
 OP = Op(
     name="quantize_blocks",
-    inputs=QUANTIZE_BLOCKS.inputs,
     outputs=QUANTIZE_BLOCKS.outputs,
     reference=reference,
     plugged=plugged,

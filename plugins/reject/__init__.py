@@ -27,26 +27,26 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import accept, draw, sample, target_probs
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _TINY = 2.0**-126  # the least normal float32
 
 
 def reference(
-    logits_RV: torch.Tensor,
-    temperature_R: torch.Tensor,
-    top_k_R: torch.Tensor,
-    top_p_R: torch.Tensor,
-    min_p_R: torch.Tensor,
-    draft_R: torch.Tensor,
-    q_row_R: torch.Tensor,
-    row_BQ: torch.Tensor,
-    count_B: torch.Tensor,
-    accept_R: torch.Tensor,
-    last_B: torch.Tensor,
-    block_B: torch.Tensor,
-    q_ZK: torch.Tensor,
-    q_ids_ZK: torch.Tensor | None = None,
+    logits_RV: Compute,
+    temperature_R: Float32,
+    top_k_R: Int32,
+    top_p_R: Float32,
+    min_p_R: Float32,
+    draft_R: Int32,
+    q_row_R: Int32,
+    row_BQ: Int32,
+    count_B: Int32,
+    accept_R: Float32,
+    last_B: Float32,
+    block_B: Int32,
+    q_ZK: Float32,
+    q_ids_ZK: Int32 | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Drafts accepted, int32 [B], and tokens, int32 [B, Q], of which accepted + 1 are the block's.
 
@@ -299,9 +299,7 @@ RESAMPLE_WHOLE = Plugin(
 )
 OP = Op(
     name="reject",
-    inputs={"logits_RV": "T", **sample.SETTINGS, **_BLOCKS, **_LAST},
     outputs=_VERDICT,
-    optional={"q_ids_ZK": "int32"},
     reference=reference,
     plugged=plugged,
     plugins=(sample.LEAST_LOGIT, sample.ROW_STATS, CHANCES, MASSES, RESAMPLE, RESAMPLE_WHOLE),

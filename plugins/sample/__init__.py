@@ -18,16 +18,16 @@ import torch
 from glmspec.network.graph import Tensor
 from glmspec.plugins import draw, target_probs
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, cdiv, pow2
+from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, cdiv, pow2
 
 
 def reference(
-    logits_RV: torch.Tensor,
-    temperature_R: torch.Tensor,
-    top_k_R: torch.Tensor,
-    top_p_R: torch.Tensor,
-    min_p_R: torch.Tensor,
-    u_R: torch.Tensor,
+    logits_RV: Compute,
+    temperature_R: Float32,
+    top_k_R: Int32,
+    top_p_R: Float32,
+    min_p_R: Float32,
+    u_R: Float32,
 ) -> torch.Tensor:
     """int32 [R]. temperature, top_p, min_p: float32 [R]; top_k: int32 [R], see `target_probs`. u: float32 in [0, 1)."""
     return draw.reference(target_probs.reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R), u_R)
@@ -92,7 +92,6 @@ DRAW_ROW = Plugin(
 )
 OP = Op(
     name="sample",
-    inputs={"logits_RV": "T", **SETTINGS, "u_R": "float32"},
     outputs={"token_R": "int32"},
     reference=reference,
     plugged=plugged,

@@ -19,18 +19,18 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import draft_probs, draw, lowest_topk, margin
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 CANDIDATES = 32  # most of a plugin
 _NO_ID = 2**31 - 1
 
 
 def reference(
-    logits_BJV: torch.Tensor,
-    projected_BJA: torch.Tensor,
-    anchor_B: torch.Tensor,
-    pred_CA: torch.Tensor,
-    succ_VA: torch.Tensor,
+    logits_BJV: Compute,
+    projected_BJA: Compute,
+    anchor_B: Int32,
+    pred_CA: Compute,
+    succ_VA: Compute,
     *others: torch.Tensor,
     k: int,
     given: tuple[str, ...] = (),
@@ -196,10 +196,8 @@ NOISE = ("temperature_B", "uniform_BJ")
 REDUCED = {"V": 32_000}  # tokens of a reduced draft vocabulary
 OP = Op(
     name="selector_walk",
-    inputs={"logits_BJV": "T", "projected_BJA": "T", "anchor_B": "int32", "pred_CA": "T", "succ_VA": "T"},
     outputs=OUTPUTS | LAWS,
-    optional={"offset_V": "int32", "temperature_B": "float32", "uniform_BJ": "float32"},
-    attributes={"k": int, "given": list},
+    others={"offset_V": "int32", "temperature_B": "float32", "uniform_BJ": "float32"},
     reference=reference,
     plugged=plugged,
     plugins=(MAXIMA, CHOICE, *WALKS.values()),

@@ -18,18 +18,18 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.attention_merge import MERGE
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
 
 _FP8 = "float8_e4m3fn"
 _WIDEST = 256  # columns of a float32 row: wider ones take more shared memory than a program has
 
 
 def reference(
-    q_NHD: torch.Tensor,
-    cache_X1PD: torch.Tensor,
-    rows_NK: torch.Tensor,
-    visible_NK: torch.Tensor,
-    scale_1: torch.Tensor | None = None,
+    q_NHD: Compute,
+    cache_X1PD: Compute,
+    rows_NK: Int32,
+    visible_NK: Int32,
+    scale_1: Float32 | None = None,
     *,
     scale: float,
     value_start: int,
@@ -133,10 +133,7 @@ SPLIT_FP8 = Plugin(
 _REAL = {"scale": 256**-0.5, "value_start": 64}
 OP = Op(
     name="sparse_mla",
-    inputs=_LATENTS,
-    optional={"scale_1": "float32"},
     outputs={"out_NHV": "T"},
-    attributes={"scale": float, "value_start": int},
     reference=reference,
     plugged=plugged,
     plugins=(SPLIT, SPLIT_FP8, MERGE),

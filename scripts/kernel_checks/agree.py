@@ -12,7 +12,7 @@ from glmspec.plugins.spec import Op
 
 def disagreement(
     op: Op,
-    found: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor],
     *,
     compute: str = "float32",
@@ -22,20 +22,20 @@ def disagreement(
     op's tolerance of the largest. compute: dtype of the inputs; results in float32 of coarser ones differ as those do.
     share: of the entries of the first dimension (rounded up) that may have other whole numbers; what they hold besides
     is not compared, as a walk that takes another token goes on from there."""
-    if len(found) != len(expected):
-        return f"{len(found)} outputs, expected {len(expected)}"
+    if len(outputs) != len(expected):
+        return f"{len(outputs)} outputs, expected {len(expected)}"
     if share:
-        found, expected = _without_others(found, expected, share)
-    for name, mine, theirs in zip(_names(op, len(expected)), found, expected, strict=True):
+        outputs, expected = _without_others(outputs, expected, share)
+    for name, mine, theirs in zip(_names(op, len(expected)), outputs, expected, strict=True):
         if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
             return f"{name}: {mine.dtype}{list(mine.shape)}, expected {theirs.dtype}{list(theirs.shape)}"
         if theirs.dtype.is_floating_point:
             own = str(theirs.dtype).removeprefix("torch.")
-            said = _floats(mine, theirs, max(op.tolerance[own], op.tolerance.get(compute, 0.0)))
+            difference = _floats(mine, theirs, max(op.tolerance[own], op.tolerance.get(compute, 0.0)))
         else:
-            said = _whole(mine, theirs)
-        if said:
-            return f"{name}: {said}"
+            difference = _whole(mine, theirs)
+        if difference:
+            return f"{name}: {difference}"
     return ""
 
 
@@ -46,19 +46,19 @@ def _names(op: Op, count: int) -> list[str]:
 
 
 def _without_others(
-    found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], share: float
+    outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], share: float
 ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
     """Both without the entries whose whole numbers differ, where those are few; as they are where not."""
-    pairs = list(zip(found, expected, strict=True))
+    pairs = list(zip(outputs, expected, strict=True))
     if any(mine.shape != theirs.shape or len(theirs) != len(expected[0]) for mine, theirs in pairs):
-        return found, expected
+        return outputs, expected
     others = [(mine != theirs).flatten(1).any(1) if theirs.ndim > 1 else mine != theirs
               for mine, theirs in pairs if not theirs.dtype.is_floating_point]  # fmt: skip
     kept = ~torch.stack(others).any(0) if others else torch.ones(len(expected[0]), dtype=torch.bool)
     lost = len(kept) - int(kept.sum())
     if not 0 < lost <= math.ceil(share * len(kept)) or lost == len(kept):
-        return found, expected
-    return [x[kept] for x in found], [x[kept] for x in expected]
+        return outputs, expected
+    return [x[kept] for x in outputs], [x[kept] for x in expected]
 
 
 def _whole(mine: torch.Tensor, theirs: torch.Tensor) -> str:

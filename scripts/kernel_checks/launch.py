@@ -31,7 +31,7 @@ class Launcher:
         self.sm = sm
         self.poison = poison
         self._guard = 0 if poison is None else GUARD
-        self._guards: list[tuple[str, torch.Tensor]] = []
+        self._guards: list[tuple[str, torch.Tensor, torch.Tensor]] = []  # an output, what lies behind it, and did
         self.launches = 0
         self.programs = 0
 
@@ -75,22 +75,23 @@ class Launcher:
         shapes = plugin.output_shapes(symbols)
         dtypes = plugin.dtypes(compute)[len(inputs) :]
         device = next(iter(inputs.values())).device
-        made = []
+        outputs = []
         for name, shape, dtype in zip(plugin.outputs, shapes, dtypes, strict=True):
             if name in plugin.aliased:
-                made.append(inputs[plugin.aliased[name]])
+                outputs.append(inputs[plugin.aliased[name]])
                 continue
             size = math.prod(shape)
             memory = torch.empty(size + self._guard, dtype=getattr(torch, dtype), device=device)
             if self.poison is not None:
                 numbers = memory.view(torch.uint8) if memory.dtype == torch.bool else memory
-                self._guards.append((name, numbers.fill_(self.poison)[size:]))
-            made.append(memory[:size].view(shape))
-        return made
+                guard = numbers.fill_(self.poison)[size:].view(torch.uint8)
+                self._guards.append((name, guard, guard.clone()))
+            outputs.append(memory[:size].view(shape))
+        return outputs
 
     def _check_guards(self, plugin: Plugin) -> None:
         """Nothing may be written behind an output."""
         guards, self._guards = self._guards, []
-        for name, guard in guards:
-            if not torch.equal(guard.view(torch.uint8), torch.full_like(guard, self.poison).view(torch.uint8)):
+        for name, guard, before in guards:
+            if not torch.equal(guard, before):
                 raise NetworkError(f"plugin {plugin.id}: {name}: the kernel writes behind its end")

@@ -23,6 +23,8 @@ and of the verifier lies) and its tensors are
     VARIANT/confidence            where there is such a head, [B, J]
 """
 
+# speculators is in that other environment alone.
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import argparse
@@ -40,7 +42,7 @@ from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
+from transformers import Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
 FILE = Path(__file__).resolve().parents[2] / "tests" / "data" / "drafters" / "family.safetensors"
@@ -96,7 +98,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def model_of(kind: str, changes: dict[str, Any]) -> Any:
     """A variation in eval mode, its parameters and vocabulary maps filled."""
-    made, config = KINDS[kind]
+    architecture, config = KINDS[kind]
     own = {
         "dflash": {},
         "dspark": {"markov_rank": 6, "markov_head_type": "vanilla"},
@@ -119,7 +121,7 @@ def model_of(kind: str, changes: dict[str, Any]) -> Any:
         default_proposal_method="greedy",
         verifier=VerifierConfig(name_or_path=None, architectures=["GlmMoeDsaForCausalLM"]),
     )
-    model = made(config(transformer_layer_config=block_config(layers), **values)).eval()
+    model = architecture(config(transformer_layer_config=block_config(layers), **values)).eval()
     fill(model)
     return model
 
@@ -185,18 +187,18 @@ def golden(model: Any) -> dict[str, torch.Tensor]:
         torch.zeros(1, CONTEXT, dtype=torch.long),
         max_anchors=len(ANCHORS),
     )
-    hidden, logits = (one.view(len(ANCHORS), BLOCK, -1) for one in (hidden, logits))
+    hidden, logits = (rows.view(len(ANCHORS), BLOCK, -1) for rows in (hidden, logits))
     first = 0 if config.sample_from_anchor else 1
     anchors = given["tokens"][given["positions"]]
-    found = {"anchors": anchors, "positions": given["positions"], "hidden": hidden, "logits": logits[:, first:]}
-    return found | walk(model, hidden, logits, anchors, first)
+    outputs = {"anchors": anchors, "positions": given["positions"], "hidden": hidden, "logits": logits[:, first:]}
+    return outputs | walk(model, hidden, logits, anchors, first)
 
 
 def walk(model: Any, hidden: torch.Tensor, logits: torch.Tensor, anchors: torch.Tensor, first: int) -> dict:
     """Draft left to right: each row is scored by speculators with the drafts before it as the block's tokens."""
     tokens = torch.zeros(len(anchors), BLOCK + 1, dtype=torch.long)  # of positions p, p + 1, ...
     tokens[:, 0] = anchors
-    scores, candidates = [], []
+    previous, scores, candidates = tokens[:, :BLOCK], [], []
     for row in range(first, BLOCK):
         # What speculators trains with: a row's predecessor is the token at its position when it samples from the
         # anchor, else the one before, and the anchor for the anchor's own row.
@@ -208,15 +210,15 @@ def walk(model: Any, hidden: torch.Tensor, logits: torch.Tensor, anchors: torch.
         tokens[:, row + 1 - first] = ids.gather(1, score.argmax(1, keepdim=True)).squeeze(1)
         scores.append(score)
         candidates.append(ids)
-    found = {"draft_ids": tokens[:, 1 : BLOCK + 1 - first], "scores": torch.stack(scores, 1)}
+    drafted = {"draft_ids": tokens[:, 1 : BLOCK + 1 - first], "scores": torch.stack(scores, 1)}
     if hasattr(model, "candidate_selector"):
-        found["candidates"] = torch.stack(candidates, 1)
+        drafted["candidates"] = torch.stack(candidates, 1)
     if getattr(model, "confidence_head", None) is not None:
         features = hidden
         if model.config.confidence_head_with_markov:
             features = torch.cat([hidden, model.markov_head.prev_embeddings(previous)], -1)
-        found["confidence"] = model.confidence_head(features).sigmoid()[:, first:]
-    return found
+        drafted["confidence"] = model.confidence_head(features).sigmoid()[:, first:]
+    return drafted
 
 
 def _scored(model: Any, hidden: torch.Tensor, logits: torch.Tensor, previous: torch.Tensor, row: int) -> tuple:
@@ -242,7 +244,7 @@ def saved(model: Any, pool: dict[str, torch.Tensor]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         config = json.loads((Path(folder) / "config.json").read_text())
-        own = {name: pooled(name, one) for name, one in load_file(Path(folder) / "model.safetensors").items()}
+        own = {name: pooled(name, tensor) for name, tensor in load_file(Path(folder) / "model.safetensors").items()}
     verifier = {"model.embed_tokens.weight": pooled("embed_tokens.weight", model.embed_tokens.weight.detach())}
     if not model.use_draft_vocab:
         verifier["lm_head.weight"] = pooled("lm_head.weight", model.lm_head.weight.detach())
@@ -258,8 +260,8 @@ def make() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         record[name] = saved(model, tensors)
         features = inputs_of(model)["features"]
         tensors[f"features/{features.shape[1]}"] = features
-        for key, one in golden(model).items():
-            tensors[f"{name}/{key}"] = (one.int() if one.dtype == torch.long else one).contiguous()
+        for key, tensor in golden(model).items():
+            tensors[f"{name}/{key}"] = (tensor.int() if tensor.dtype == torch.long else tensor).contiguous()
     return tensors, record
 
 
@@ -267,9 +269,10 @@ def check(tensors: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
     """Compare with the stored file: integers and weights exactly, results within rounding."""
     with safe_open(FILE, "pt") as file:
         stored, kept = {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["variants"])  # noqa: SIM118
-    for name, one in record.items():
+    for config in (variant["config"] for variants in (record, kept) for variant in variants.values()):
         for version in ("transformers_version", "speculators_version"):
-            one["config"].pop(version, None), kept[name]["config"].pop(version, None)
+            config.pop(version, None)
+        config["transformer_layer_config"].pop("transformers_version", None)
     if kept != record or stored.keys() != tensors.keys():
         raise SystemExit("the configs or the names of tensors differ")
     for key, tensor in tensors.items():

@@ -216,7 +216,7 @@ class Attention(nn.Module):
         """Attention over all keys under a mask: the training path."""
         key_BTND, value_BTND = self.expand(rows_BTL)
         dots_BNST = (q_BSND.to(key_BTND.dtype) * self.scale).transpose(1, 2) @ key_BTND.permute(0, 2, 3, 1)
-        mask_BST = step.selected_BST if step.sparse else step.allowed_BST
+        mask_BST = _noted(step.selected_BST) if step.sparse else step.allowed_BST
         probs_BNST = dots_BNST.float().masked_fill(~mask_BST.unsqueeze(1), float("-inf")).softmax(dim=-1)
         if step.learn_index:
             step.groups[-1][1].append(probs_BNST.detach().mean(dim=1))
@@ -224,7 +224,7 @@ class Attention(nn.Module):
 
     def gathered(self, q_BSND: Tensor, rows_BTL: Tensor, step: Step) -> Tensor:
         """Attention over the gathered selection: the decoding path, same result with few queries."""
-        index_BSK = step.selected_BSK
+        index_BSK = _noted(step.selected_BSK)
         batch, queries, count = index_BSK.shape
         rows_BSKL = rows_BTL.gather(1, index_BSK.flatten(1)[..., None].expand(-1, -1, rows_BTL.shape[-1]))
         rows_BSKL = rows_BSKL.view(batch, queries, count, -1)
@@ -238,3 +238,10 @@ class Attention(nn.Module):
         probs_BSNK = dots_BSNK.masked_fill(future_BSK.unsqueeze(2), float("-inf")).softmax(dim=-1)
         latent_BSNL = torch.einsum("bsnk,bskl->bsnl", probs_BSNK, rows_BSKL[..., : self.latent])
         return torch.einsum("bsnl,ndl->bsnd", latent_BSNL, value_NDL)
+
+
+def _noted(selection: Tensor | None) -> Tensor:
+    """The selection that an indexer of this layer or one before noted. Raises `ValueError` where none did."""
+    if selection is None:
+        raise ValueError("no layer so far has an indexer")
+    return selection

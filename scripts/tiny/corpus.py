@@ -47,12 +47,13 @@ class Stream:
         messages: list[dict[str, str]] = []
         if self.rng.random() < 0.15:
             messages.append({"role": "system", "content": self.rng.choice(SYSTEM_LINES)})
-        for turn in range(turns):
-            doc = self.doc(kind if turn == turns - 1 else None)
+        for _ in range(turns - 1):
+            doc = self.doc()
             messages.append({"role": "user", "content": doc.ask})
-            if turn < turns - 1:
-                messages.append({"role": "assistant", "content": doc.body})
-        return messages, doc.body
+            messages.append({"role": "assistant", "content": doc.body})
+        last = self.doc(kind)
+        messages.append({"role": "user", "content": last.ask})
+        return messages, last.body
 
     def training_text(self) -> tuple[str, str]:
         """(prompt part, rest) of one training text; chats end with <|user|>, raw texts with <|endoftext|>."""

@@ -276,10 +276,15 @@ class Drafter(nn.Module):
         else:
             self.candidate_selector = CandidateSelector(config)
 
+    @property
+    def draft_layers(self) -> list[DraftLayer]:
+        """`layers`, whose type torch does not keep."""
+        return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
+
     def context(self, features_BSF: Tensor, positions_BS: Tensor) -> Context:
         """Keys and values of context tokens for every layer."""
         c_BSH = self.hidden_norm(self.fc(features_BSF))
-        return Context(positions_BS, [layer.self_attn.keys_values(c_BSH, positions_BS) for layer in self.layers])
+        return Context(positions_BS, [layer.self_attn.keys_values(c_BSH, positions_BS) for layer in self.draft_layers])
 
     def block(self, anchor_ids_BA: Tensor, anchors_BA: Tensor, context: Context, embedding: Tensor) -> Tensor:
         """Final-normed hidden states [B, A, R, H] of blocks whose anchors stand at `anchors_BA`."""

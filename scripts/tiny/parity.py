@@ -24,7 +24,7 @@ def stable_topk() -> Iterator[None]:
         ranked = values.sort(dim=dim, descending=largest, stable=True)
         return torch.return_types.topk((ranked.values.narrow(dim, 0, k), ranked.indices.narrow(dim, 0, k)))
 
-    torch.topk, torch.Tensor.topk = topk, topk
+    torch.topk, torch.Tensor.topk = topk, topk  # pyright: ignore[reportAttributeAccessIssue]  (ours takes fewer types)
     try:
         yield
     finally:
@@ -49,8 +49,8 @@ def compare_with_transformers(verifier: Verifier, folder: Path, prompts: list[st
         logits_BSV, streams = verifier.logits(ids_BS, verifier.step(torch.arange(ids_BS.shape[1])[None]))
         worst_logit = max(worst_logit, relative(logits_BSV, expected.logits))
         # transformers' last entry is after the final norm, so the un-normed streams are compared up to L - 1.
-        for found, hidden in zip(streams[:-1], expected.hidden_states[:-1], strict=True):
-            worst_hidden = max(worst_hidden, relative(found, hidden))
+        for stream, hidden in zip(streams[:-1], expected.hidden_states[:-1], strict=True):
+            worst_hidden = max(worst_hidden, relative(stream, hidden))
         same += int((logits_BSV.argmax(-1) == expected.logits.argmax(-1)).sum())
         total += ids_BS.shape[1]
     return {
@@ -88,6 +88,6 @@ def padding_margin(verifier: Verifier, prompts: list[str]) -> float:
     return smallest
 
 
-def relative(found: Tensor, expected: Tensor) -> float:
+def relative(value: Tensor, expected: Tensor) -> float:
     """Largest absolute difference over the largest absolute expected value."""
-    return ((found - expected).abs().max() / expected.abs().max()).item()
+    return ((value - expected).abs().max() / expected.abs().max()).item()

@@ -23,9 +23,9 @@ def parameter_counts(verifier: Verifier, drafters: dict[str, Drafter]) -> dict[s
 
 def convolution_numbers(drafter: Drafter) -> dict[str, float]:
     """How far DFlash2's trained kernels are from the identity (which would prove nothing in a test)."""
-    bases = [layer.attention_conv.base_kernel for layer in drafter.layers]
-    bases += [layer.mlp_conv.base_kernel for layer in drafter.layers]
-    projections = [layer.attention_conv.kernel_projection.weight for layer in drafter.layers]
+    bases = [layer.attention_conv.base_kernel for layer in drafter.draft_layers]
+    bases += [layer.mlp_conv.base_kernel for layer in drafter.draft_layers]
+    projections = [layer.attention_conv.kernel_projection.weight for layer in drafter.draft_layers]
     off = sum(base[:, 1:].abs().mean().item() for base in bases) / len(bases)
     first = sum((base[:, 0] - 1).abs().mean().item() for base in bases) / len(bases)
     projection = sum(weight.abs().mean().item() for weight in projections) / len(projections)

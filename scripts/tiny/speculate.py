@@ -60,9 +60,11 @@ class Proposer(Protocol):
 
     def observe(self, ids: list[int], position: int, streams: list[Tensor], following: list[int]) -> None:
         """Kept tokens from `position` on, their residual streams, and the token that follows each."""
+        ...
 
     def propose(self, anchor: int, position: int) -> tuple[list[int], list[float]]:
         """(draft tokens, confidences or nothing) after the anchor at `position`."""
+        ...
 
 
 class BlockProposer:
@@ -79,7 +81,9 @@ class BlockProposer:
         self.context = rows if self.context is None else self.context.extended(rows)
 
     def propose(self, anchor: int, position: int) -> tuple[list[int], list[float]]:
-        """Draft one block."""
+        """Draft one block. Raises `ValueError` before anything was observed."""
+        if self.context is None:
+            raise ValueError("propose before observe")
         places = torch.tensor([[position]])
         hidden = self.drafter.block(torch.tensor([[anchor]]), places, self.context, self.verifier.embed_tokens.weight)
         logits_RV = self.verifier.lm_head(hidden[0, 0])
@@ -108,7 +112,9 @@ class MtpProposer:
         self.last = self.run(following, hidden_BSH, position)[:, -1:], position + len(ids)
 
     def propose(self, anchor: int, position: int) -> tuple[list[int], list[float]]:
-        """Chain the module on its own output."""
+        """Chain the module on its own output. Raises `ValueError` before anything was observed."""
+        if self.last is None:
+            raise ValueError("propose before observe")
         hidden_BSH, place = self.last
         tokens: list[int] = []
         while True:

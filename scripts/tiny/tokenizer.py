@@ -117,13 +117,13 @@ def check_tokenizer(folder: Path, samples: list[str], chats: list[list[dict[str,
     auto = AutoTokenizer.from_pretrained(folder)
     for text in samples:
         expected = encode(text)
-        for name, found in (("tokenizers", raw.encode(text).ids), ("AutoTokenizer", auto(text).input_ids)):
-            if list(found) != expected:
-                raise ValueError(f"{name} encodes {text[:40]!r} as {found[:12]}, expected {expected[:12]}")
+        for name, ids in (("tokenizers", raw.encode(text).ids), ("AutoTokenizer", auto(text).input_ids)):
+            if list(ids) != expected:
+                raise ValueError(f"{name} encodes {text[:40]!r} as {ids[:12]}, expected {expected[:12]}")
         if auto.decode(expected) != text or raw.decode(expected, skip_special_tokens=False) != text:
             raise ValueError(f"{text[:40]!r} does not survive encoding and decoding")
     for messages in chats:
         for prompt in (True, False):
-            found = auto.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-            if found != render_chat(messages, prompt):
-                raise ValueError(f"the chat template gives {found!r}, expected {render_chat(messages, prompt)!r}")
+            rendered = auto.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+            if rendered != render_chat(messages, prompt):
+                raise ValueError(f"the chat template gives {rendered!r}, expected {render_chat(messages, prompt)!r}")

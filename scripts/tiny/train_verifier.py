@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -74,15 +75,15 @@ def token_loss(logits_BSV: Tensor, rows: TextRows, ahead: int) -> Tensor:
 def verifier_losses(model: Verifier, rows: TextRows, stage: Stage) -> dict[str, Tensor]:
     """Next-token loss, two chained next-next-token losses of the MTP module, and the indexers' KL."""
     ids_BS, positions_BS = rows.ids_BS, rows.positions_BS
-    modes = {"sparse": stage.sparse, "learn_index": stage.learn_index}
-    step = model.step(positions_BS, **modes)
+    step_at = partial(model.step, sparse=stage.sparse, learn_index=stage.learn_index)
+    step = step_at(positions_BS)
     with torch.set_grad_enabled(stage.learn_model):
         hidden_BSH = model.norm(model.hiddens(ids_BS, step)[-1])
         losses = {"next": token_loss(model.lm_head(hidden_BSH), rows, 1)}
         mtp_steps, chain_BSH = [], hidden_BSH
         for depth in range(2 if stage.sparse else 1):
             length = ids_BS.shape[1] - 1 - depth
-            mtp_steps.append(model.step(positions_BS[:, :length], **modes))
+            mtp_steps.append(step_at(positions_BS[:, :length]))
             embedded_BSH = model.embed_tokens(ids_BS[:, 1 + depth :])
             chain_BSH = model.mtp.predict(embedded_BSH, chain_BSH[:, :length], mtp_steps[-1])
             losses[f"mtp{depth + 1}"] = token_loss(model.lm_head(chain_BSH), rows, 2 + depth)

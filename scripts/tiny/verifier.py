@@ -126,6 +126,9 @@ class MtpLayer(Layer):
 class Verifier(nn.Module):
     """The whole model; the last of `layers` is the MTP module."""
 
+    cos_TD: Tensor
+    sin_TD: Tensor
+
     def __init__(self, config: VerifierConfig) -> None:
         super().__init__()
         self.config = config
@@ -147,16 +150,20 @@ class Verifier(nn.Module):
     @property
     def mtp(self) -> MtpLayer:
         """The next-next-token module."""
-        return self.layers[-1]
+        layer = self.layers[-1]
+        assert isinstance(layer, MtpLayer)
+        return layer
 
-    def step(self, positions_BS: Tensor, *, sparse: bool = True, cache: Cache | None = None, **modes: bool) -> Step:
+    def step(
+        self, positions_BS: Tensor, *, sparse: bool = True, cache: Cache | None = None, learn_index: bool = False
+    ) -> Step:
         """The shared state of a forward at these positions; without a cache the keys are the positions themselves."""
         if cache is None:
             allowed_BST = positions_BS[:, None, :] <= positions_BS[:, :, None]
         else:
             allowed_BST = torch.arange(cache.latent_BTL[0].shape[1]) <= positions_BS[:, :, None]
         cos_BSD, sin_BSD = self.cos_TD[positions_BS], self.sin_TD[positions_BS]
-        return Step(positions_BS, cos_BSD, sin_BSD, allowed_BST, sparse, cache, **modes)
+        return Step(positions_BS, cos_BSD, sin_BSD, allowed_BST, sparse, cache, learn_index)
 
     def hiddens(self, ids_BS: Tensor, step: Step) -> list[Tensor]:
         """The residual stream H_0 .. H_L after every layer, un-normed (H_0 is the embedding)."""

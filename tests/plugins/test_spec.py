@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,21 @@ from glmspec.plugins import OPS
 from glmspec.plugins.accept import ACCEPT
 from glmspec.plugins.argmax import ARGMAX_SPLIT
 from glmspec.plugins.kv_append import APPEND
-from glmspec.plugins.spec import UNKNOWN, NoPlugin, Plugin, bind, cdiv, dims, pow2, text, value
+from glmspec.plugins.spec import (
+    UNKNOWN,
+    Compute,
+    Float32,
+    Int32,
+    NoPlugin,
+    Op,
+    Plugin,
+    bind,
+    cdiv,
+    dims,
+    pow2,
+    text,
+    value,
+)
 from glmspec.plugins.variants import Recorder, Shaped
 
 
@@ -136,3 +151,20 @@ def test_few_blocks_may_take_other_tokens_where_that_is_allowed():
     assert "ids_BJ: 2 of 64 differ" in disagreement(op, found, expected, share=0.01)
     one = [x[3:4] for x in found], [x[3:4] for x in expected]
     assert "ids_BJ: 1 of 2 differ" in disagreement(op, *one, share=0.01)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS.values() if op.plugged], ids=lambda op: op.name)
+def test_plugins_take_the_inputs_that_the_reference_declares(op):
+    parameters = [one for one in inspect.signature(op.plugged).parameters.values()][1:]
+    names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    declared = [*op.inputs, *(name for name in op.optional if name not in op.others)]
+    assert names == declared
+    assert any(one.kind is one.VAR_POSITIONAL for one in parameters) == bool(op.others)
+
+
+def test_a_reference_declares_the_op_s_inputs():
+    def reference(x_NV: Compute, k_N: Int32, bias_V: Float32 | None = None, *, eps: float) -> None: ...
+
+    op = Op(name="x", outputs={}, reference=reference, others={"u_N": "float32"})
+    assert op.inputs == {"x_NV": "T", "k_N": "int32"}
+    assert op.optional == {"bias_V": "float32", "u_N": "float32"}
