@@ -28,25 +28,12 @@ def tokens(segment_rows_GS, row_slot_N2, positions_N, segment, slot_s, S):
 
 @triton.jit
 def scores_kernel(
-    q_NHD,
-    weight_NH,
-    keys_X1PD,
-    page_table_GM,
-    segment_rows_GS,
-    row_slot_N2,
-    positions_N,
-    S,
-    M,
+    q_NHD, weight_NH, keys_X1PD, page_table_GM, segment_rows_GS, row_slot_N2, positions_N,
+    S, M,
     score_NMP,
-    H: tl.constexpr,
-    HP: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    P: tl.constexpr,
-    TILE: tl.constexpr,
-    SLOTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr, TILE: tl.constexpr,
+    SLOTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """float32 [N, M, P]: sum over heads of weight * relu(q . key), where a column is not beyond the position."""
     first, segment = tl.program_id(0) * TILE, tl.program_id(1)
     furthest = tl.full([16], -1, tl.int32)

@@ -17,8 +17,9 @@ E rows of f a block (J, or the one of the step), S splits of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -176,21 +177,14 @@ def plugged(
     """A launch, then two or (unless the head is vanilla) three a draft, and one more where drafts are drawn: see
     `reference`. Where they are drawn the logits are overwritten."""
     other = dict(zip(given, others, strict=True))
-    (drafts, vocab), rank = run.shape(logits_BJV)[1:], run.shape(w1_CA)[1]
+    drafts, vocab = run.shape(logits_BJV)[1:]
     idle = run.shape(other["rows"])[1] - drafts if "rows" in other else 0
     drawn, z_BJV = "uniform" in other, logits_BJV
     embeddings_BJA, state_BA, *drafts_so_far, bests_BJ, totals_BJ = run(BEGIN, anchor_B, w1_CA, drafts=drafts)
     drafts_so_far += [bests_BJ, totals_BJ] if drawn else []
     for row in range(idle + drafts):
         step = max(row - idle, 0)
-        feature_BEA, at = embeddings_BJA, step
-        if head != "vanilla":
-            parts = (other["rows"], other["recurrent"])
-            if head == "gated":
-                (feature_BA,) = run(GATED, embeddings_BJA, *parts, row=row, step=step)
-            else:
-                feature_BA, state_BA = run(RNN, embeddings_BJA, state_BA, *parts, row=row, step=step)
-            feature_BEA, at = run.reshape(feature_BA, (-1, 1, rank)), 0
+        feature_BEA, at, state_BA = _plugged_feature(run, head, embeddings_BJA, state_BA, other, row, step)
         if row < idle:
             continue
         temperature = [other["temperature"]] if drawn else []
@@ -206,6 +200,18 @@ def plugged(
     ids_BJ, scores_BJ, margins_BJ, *sure = drafts_so_far
     probs = run(LAW, z_BJV, scores_BJ, *sure, other["temperature"]) if drawn else ()
     return ids_BJ, scores_BJ, embeddings_BJA, *([margins_BJ] if margins else []), *probs
+
+
+def _plugged_feature(run: Runs, head: str, embeddings_BJA, state_BA, other: Mapping[str, Any], row: int, step: int):
+    """f of a row as [B, E, A], the place in E where it is, and the state after the row."""
+    if head == "vanilla":
+        return embeddings_BJA, step, state_BA
+    inputs = (other["rows"], other["recurrent"])
+    if head == "gated":
+        (feature_BA,) = run(GATED, embeddings_BJA, *inputs, row=row, step=step)
+    else:
+        feature_BA, state_BA = run(RNN, embeddings_BJA, state_BA, *inputs, row=row, step=step)
+    return run.reshape(feature_BA, (-1, 1, run.shape(embeddings_BJA)[2])), 0, state_BA
 
 
 BEGIN = Plugin(

@@ -3,7 +3,7 @@ the vocabulary are then merged, a program a block.
 
 Legend: B blocks, J drafts, R rows of a block, V draft vocabulary, C target vocabulary, A rank, F columns of a row, H
 columns of the recurrent weight, E rows of feature a block, S splits of the vocabulary; b blocks of a program, v tokens
-of a tile, a, c columns, s splits, w tokens of a split, all padded.
+of a tile, a, c columns, j drafts, s splits, w tokens of a split, n any of these, all padded.
 """
 
 from __future__ import annotations
@@ -139,38 +139,45 @@ def markov_rnn_kernel(
 
 
 @triton.jit
-def weight(z, best, heat):
-    """exp((z - best) / heat), 0 where z is -inf."""
-    return tl.exp((z - tl.where(best == NONE, 0.0, best)) / heat)
+def weight(z, best, temperature):
+    """exp((z - best) / temperature), 0 where z is -inf."""
+    return tl.exp((z - tl.where(best == NONE, 0.0, best)) / temperature)
+
+
+@triton.jit
+def add_product(
+    z_vb, w2_VA, token_v, feature_BEA, at_b, there_b, chunk,
+    V: tl.constexpr, A: tl.constexpr, AC: tl.constexpr,
+):  # fmt: skip
+    """z, and what one chunk of the rank adds to it: rows of W2 times the blocks' features, each of which begins at
+    `at`."""
+    column_a = chunk * AC + tl.arange(0, AC)
+    there_v, there_a = token_v < V, column_a < A
+    there_va, there_ab = there_v[:, None] & there_a[None, :], there_a[:, None] & there_b[None, :]
+    w2_va = tl.load(w2_VA + (token_v.to(tl.int64) * A)[:, None] + column_a[None, :], mask=there_va, other=0.0)
+    feature_ab = tl.load(feature_BEA + at_b[None, :] + column_a[:, None], mask=there_ab, other=0.0)
+    return tl.dot(w2_va, feature_ab, z_vb, input_precision="ieee")
+
+
+@triton.jit
+def best_of_lanes(best_vb, index_vb, second_vb):
+    """Each block's best, the lowest token that has it and the second best, from those of its lanes."""
+    best_b = tl.max(best_vb, 0)
+    index_b = tl.min(tl.where(best_vb == best_b[None, :], index_vb, NO_TOKEN), 0)
+    second_b = tl.max(tl.where(index_vb == index_b[None, :], second_vb, best_vb), 0)
+    return best_b, index_b, second_b
 
 
 @triton.jit
 def markov_step_kernel(
-    logits_BJV,
-    feature_BEA,
-    w2_VA,
-    temperature_B,
-    B,
-    step,
-    at,
-    best_BS,
-    index_BS,
-    second_BS,
-    sum_BS,
-    z_BJV,
-    J: tl.constexpr,
-    V: tl.constexpr,
-    E: tl.constexpr,
-    A: tl.constexpr,
-    S: tl.constexpr,
-    AC: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    TILES: tl.constexpr,
-):
+    logits_BJV, feature_BEA, w2_VA, temperature_B,
+    B, step, at,
+    best_BS, index_BS, second_BS, sum_BS, z_BJV,
+    J: tl.constexpr, V: tl.constexpr, E: tl.constexpr, A: tl.constexpr, S: tl.constexpr, AC: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCKS: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
     """One draft's biased logits z in a split of the vocabulary: the best, the lowest token that has it, the second
-    best, and where drafts are drawn the sum of exp((z - best) / heat); z then takes the logits' place.
+    best, and where drafts are drawn the sum of exp((z - best) / temperature); z then takes the logits' place.
 
     Programs of one split lie side by side, so that W2 is read from memory once. Lanes keep their own best ones."""
     block_b = (tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)).to(tl.int64)
@@ -182,40 +189,33 @@ def markov_step_kernel(
     second_vb = best_vb
     index_vb = (split * TILES * TOKENS + lane_v)[:, None] + tl.zeros([TOKENS, BLOCKS], tl.int32)
     if temperature_B is not None:
-        heat_b = tl.load(temperature_B + block_b, mask=there_b, other=0.0)
-        heat_1b = tl.where(heat_b == 0.0, 1.0, heat_b)[None, :]
+        temperature_b = tl.load(temperature_B + block_b, mask=there_b, other=0.0)
+        temperature_1b = tl.where(temperature_b == 0.0, 1.0, temperature_b)[None, :]
         sum_vb = tl.zeros([TOKENS, BLOCKS], tl.float32)
     # One loop over the chunks of all tiles, so that W2 keeps coming while a tile ends.
     z_vb = tl.zeros([TOKENS, BLOCKS], tl.float32)
     for turn in range(TILES * CHUNKS):
         token_v = (split * TILES + turn // CHUNKS) * TOKENS + lane_v
-        column_a = turn % CHUNKS * AC + tl.arange(0, AC)
-        there_v, there_a = token_v < V, column_a < A
-        there_va, there_ab = there_v[:, None] & there_a[None, :], there_a[:, None] & there_b[None, :]
-        w2_va = tl.load(w2_VA + (token_v.to(tl.int64) * A)[:, None] + column_a[None, :], mask=there_va, other=0.0)
-        feature_ab = tl.load(feature_BEA + at_b[None, :] + column_a[:, None], mask=there_ab, other=0.0)
-        z_vb = tl.dot(w2_va, feature_ab, z_vb, input_precision="ieee")
+        z_vb = add_product(z_vb, w2_VA, token_v, feature_BEA, at_b, there_b, turn % CHUNKS, V, A, AC)
         if turn % CHUNKS == CHUNKS - 1:
-            there_vb, place_vb = there_v[:, None] & there_b[None, :], token_v[:, None] + row_b[None, :]
+            there_vb, place_vb = (token_v < V)[:, None] & there_b[None, :], token_v[:, None] + row_b[None, :]
             logit_vb = tl.load(logits_BJV + place_vb, mask=there_vb, other=NONE).to(tl.float32)
             z_vb = as_read(logit_vb + z_vb, logits_BJV)
             if temperature_B is not None:
                 tl.store(z_BJV + place_vb, as_stored(z_vb, z_BJV), mask=there_vb)
                 top_vb = tl.maximum(best_vb, z_vb)
-                sum_vb = sum_vb * weight(best_vb, top_vb, heat_1b) + weight(z_vb, top_vb, heat_1b)
+                sum_vb = sum_vb * weight(best_vb, top_vb, temperature_1b) + weight(z_vb, top_vb, temperature_1b)
             second_vb = tl.maximum(second_vb, tl.minimum(best_vb, z_vb))
             index_vb = tl.where(z_vb > best_vb, token_v[:, None], index_vb)
             best_vb = tl.maximum(best_vb, z_vb)
             z_vb = tl.zeros([TOKENS, BLOCKS], tl.float32)
-    best_b = tl.max(best_vb, 0)
-    index_b = tl.min(tl.where(best_vb == best_b[None, :], index_vb, NO_TOKEN), 0)
-    second_b = tl.max(tl.where(index_vb == index_b[None, :], second_vb, best_vb), 0)
+    best_b, index_b, second_b = best_of_lanes(best_vb, index_vb, second_vb)
     part_b = block_b * S + split
     tl.store(best_BS + part_b, best_b, mask=there_b)
     tl.store(index_BS + part_b, index_b, mask=there_b)
     tl.store(second_BS + part_b, second_b, mask=there_b)
     if temperature_B is not None:
-        sum_b = tl.sum(sum_vb * weight(best_vb, best_b[None, :], heat_1b), 0)
+        sum_b = tl.sum(sum_vb * weight(best_vb, best_b[None, :], temperature_1b), 0)
         tl.store(sum_BS + part_b, sum_b, mask=there_b)
 
 
@@ -227,6 +227,17 @@ def first_past(goal, sum_n, weight_n, place_n):
 
 
 @triton.jit
+def best_of_splits(best_BS, index_BS, second_BS, block, split_s, there_s, S: tl.constexpr):
+    """What the splits of a block left: of each its best, the lowest token that has it, and its second best; of all the
+    best and the lowest token that has it."""
+    best_s = tl.load(best_BS + block * S + split_s, mask=there_s, other=NONE)
+    index_s = tl.load(index_BS + block * S + split_s, mask=there_s, other=NO_TOKEN)
+    second_s = tl.load(second_BS + block * S + split_s, mask=there_s, other=NONE)
+    best = tl.max(best_s, 0)
+    return best_s, index_s, second_s, best, tl.min(tl.where(best_s == best, index_s, NO_TOKEN), 0)
+
+
+@triton.jit
 def updated(new, now_j, old_j, there_j):
     """What earlier drafts left, and something new for the one of this step. old_j: pointers."""
     return tl.where(now_j, new, tl.load(old_j, mask=there_j))
@@ -234,21 +245,9 @@ def updated(new, now_j, old_j, there_j):
 
 @triton.jit
 def draw_from_splits(
-    best,
-    best_s,
-    split_s,
-    there_s,
-    temperature,
-    sum_BS,
-    z_BJV,
-    uniform_BJ,
-    block,
-    step,
-    J: tl.constexpr,
-    S: tl.constexpr,
-    vocab: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
+    best, best_s, split_s, there_s, temperature, sum_BS, z_BJV, uniform_BJ, block, step,
+    J: tl.constexpr, S: tl.constexpr, vocab: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     """A token drawn from softmax(z / temperature), and the sum of all weights: the split in which the running sum
     passes the uniform number's share of it, then the token in that split. A temperature of 0 draws as 1 does."""
     warm = tl.where(temperature == 0.0, 1.0, temperature)
@@ -266,46 +265,18 @@ def draw_from_splits(
 
 @triton.jit
 def markov_finish_kernel(
-    best_BS,
-    index_BS,
-    second_BS,
-    w1_CA,
-    old_embeddings_BJA,
-    old_ids_BJ,
-    old_scores_BJ,
-    old_margins_BJ,
-    offset_V,
-    sum_BS,
-    z_BJV,
-    temperature_B,
-    uniform_BJ,
-    old_bests_BJ,
-    old_totals_BJ,
+    best_BS, index_BS, second_BS, w1_CA, old_embeddings_BJA, old_ids_BJ, old_scores_BJ, old_margins_BJ, offset_V,
+    sum_BS, z_BJV, temperature_B, uniform_BJ, old_bests_BJ, old_totals_BJ,
     step,
-    embeddings_BJA,
-    ids_BJ,
-    scores_BJ,
-    margins_BJ,
-    bests_BJ,
-    totals_BJ,
-    J: tl.constexpr,
-    JP: tl.constexpr,
-    vocab: tl.constexpr,
-    A: tl.constexpr,
-    AP: tl.constexpr,
-    S: tl.constexpr,
-    SP: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
-    """One draft, from what its splits of the vocabulary say: a program a block. What earlier drafts left is copied."""
+    embeddings_BJA, ids_BJ, scores_BJ, margins_BJ, bests_BJ, totals_BJ,
+    J: tl.constexpr, JP: tl.constexpr, vocab: tl.constexpr, A: tl.constexpr, AP: tl.constexpr, S: tl.constexpr,
+    SP: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """One draft, from what its splits of the vocabulary left: a program a block. What earlier drafts left is copied."""
     block = tl.program_id(0).to(tl.int64)
     split_s, step_j, column_a = tl.arange(0, SP), tl.arange(0, JP), tl.arange(0, AP)
     there_s, there_j = split_s < S, step_j < J
-    best_s = tl.load(best_BS + block * S + split_s, mask=there_s, other=NONE)
-    index_s = tl.load(index_BS + block * S + split_s, mask=there_s, other=NO_TOKEN)
-    second_s = tl.load(second_BS + block * S + split_s, mask=there_s, other=NONE)
-    best = tl.max(best_s, 0)
-    index = tl.min(tl.where(best_s == best, index_s, NO_TOKEN), 0)
+    best_s, index_s, second_s, best, index = best_of_splits(best_BS, index_BS, second_BS, block, split_s, there_s, S)
     token, at_j, now_j = index, block * J + step_j, step_j == step
     margin = 0.0
     if vocab > 1:
@@ -348,13 +319,13 @@ def markov_law_kernel(
     V: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Biased logits -> the laws of the drafts. One program some columns of one draft."""
+    """Biased logits -> the probs of the drafts. One program some columns of one draft."""
     row = tl.program_id(0)
     token_v = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there_v, place_v = token_v < V, row.to(tl.int64) * V + token_v
     z_v = tl.load(z_BJV + place_v, mask=there_v, other=NONE).to(tl.float32)
-    heat = tl.load(temperature_B + row // J)
+    temperature = tl.load(temperature_B + row // J)
     best = tl.load(scores_BJ + row).to(tl.float32)
-    probs_v = weight(z_v, best, tl.where(heat == 0.0, 1.0, heat)) / tl.load(totals_BJ + row)
+    probs_v = weight(z_v, best, tl.where(temperature == 0.0, 1.0, temperature)) / tl.load(totals_BJ + row)
     sure_v = (token_v == tl.load(bests_BJ + row)).to(tl.float32)
-    tl.store(probs_BJV + place_v, tl.where(heat == 0.0, sure_v, probs_v), mask=there_v)
+    tl.store(probs_BJV + place_v, tl.where(temperature == 0.0, sure_v, probs_v), mask=there_v)

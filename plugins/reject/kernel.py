@@ -142,8 +142,8 @@ def _probs(
 
 
 @triton.jit
-def _rate(heat_x):
-    return tl.div_rn(1.4426950408889634, tl.where(heat_x > 0, heat_x, 1.0))
+def _rate(temperature_x):
+    return tl.div_rn(1.4426950408889634, tl.where(temperature_x > 0, temperature_x, 1.0))
 
 
 @triton.jit
@@ -238,8 +238,8 @@ def _last(
             rest_c -= tl.load(q_ZK + q_row * K + here_c, mask=here_c < tl.where(from_rest, V, 0), other=0.0)
         else:
             for k in range(K):
-                held = tl.load(q_ZK + q_row * K + k, mask=from_rest, other=0.0)  # where no draft is it may be NaN
-                rest_c -= tl.where(here_c == tl.load(q_ids_ZK + q_row * K + k), held, 0.0)
+                q = tl.load(q_ZK + q_row * K + k, mask=from_rest, other=0.0)  # where no draft is it may be NaN
+                rest_c -= tl.where(here_c == tl.load(q_ids_ZK + q_row * K + k), q, 0.0)
         token = within(tl.maximum(rest_c, 0.0), here_c, left, V)
         split, left, tries = (split + 1) % S, 0.0, tries + 1
     return tl.maximum(token, 0)  # a token, also of a row that has none

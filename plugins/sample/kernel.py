@@ -27,19 +27,19 @@ def least_logit_kernel(
     Several would have to meet after every pass, in a launch of its own, whether a row is narrowed or not.
     """
     row = tl.program_id(0).to(tl.int64)
-    heat, top_k = tl.load(temperature_R + row), tl.load(top_k_R + row)
+    temperature, top_k = tl.load(temperature_R + row), tl.load(top_k_R + row)
     top_p, min_p = tl.load(top_p_R + row), tl.load(min_p_R + row)
     counted = (top_k > 0) & (top_k < V)
     bound = float("-inf")
-    if (heat > 0) & (counted | (top_p < 1) | (min_p > 0)):
+    if (temperature > 0) & (counted | (top_p < 1) | (min_p > 0)):
         logits_V = logits_RV + row * V
-        rate = tl.div_rn(_LOG2E, heat)
+        rate = tl.div_rn(_LOG2E, temperature)
         largest = _largest(logits_V, V, BLOCK)
-        bound = tl.maximum(largest - _SPAN * heat, largest + heat * tl.log(min_p))
+        bound = tl.maximum(largest - _SPAN * temperature, largest + temperature * tl.log(min_p))
         if counted:
-            bound = _search(logits_V, bound, largest, heat, 0 * rate, 0 * top_p, top_k.to(tl.float32), V, BLOCK)
+            bound = _search(logits_V, bound, largest, temperature, 0 * rate, 0 * top_p, top_k.to(tl.float32), V, BLOCK)
         if top_p < 1:
-            bound = _search(logits_V, bound, largest, heat, rate, top_p, 0 * top_p, V, BLOCK)
+            bound = _search(logits_V, bound, largest, temperature, rate, top_p, 0 * top_p, V, BLOCK)
     tl.store(bound_R + row, bound)
 
 
@@ -53,14 +53,16 @@ def _largest(logits_V, V: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _search(logits_V, low, largest, heat, rate, share, wanted, V: tl.constexpr, BLOCK: tl.constexpr):
+def _search(logits_V, low, largest, temperature, rate, share, wanted, V: tl.constexpr, BLOCK: tl.constexpr):
     """The largest logit such that it and all above weigh `wanted`, or `share` of all from `low` on; rate 0 counts.
 
     Every pass weighs what lies above each of four cuts and keeps one of the five intervals [low, high), until that has
     one value: about five passes for logits as a model gives them. What is asked of all from `low` on is true of `low`.
     """
-    high = largest + tl.maximum(heat, 1e-6 * tl.abs(largest))  # above the largest, also where heat is lost in rounding
-    cut1, cut2, cut3, cut4 = largest - 40 * heat, largest - 16 * heat, largest - 6 * heat, largest - 2 * heat
+    # Above the largest, also where the temperature is lost in rounding.
+    high = largest + tl.maximum(temperature, 1e-6 * tl.abs(largest))
+    cut1, cut2 = largest - 40 * temperature, largest - 16 * temperature
+    cut3, cut4 = largest - 6 * temperature, largest - 2 * temperature
     column_b = tl.arange(0, BLOCK)
     least, most = low, high
     while least < most:
@@ -111,12 +113,12 @@ def row_stats_kernel(
     split, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column_c = split * SPLIT + tl.arange(0, SPLIT)
     logit_c = _tile(logits_RV + row * V, column_c, V)
-    heat, bound = tl.load(temperature_R + row), tl.load(bound_R + row)
+    temperature, bound = tl.load(temperature_R + row), tl.load(bound_R + row)
     largest = tl.max(logit_c, 0)
     total, first = 0.0, V
-    if heat > 0:
+    if temperature > 0:
         over = tl.where(largest > float("-inf"), largest, 0.0)
-        weight_c = tl.exp2((logit_c - over) * tl.div_rn(_LOG2E, heat))
+        weight_c = tl.exp2((logit_c - over) * tl.div_rn(_LOG2E, temperature))
         total = tl.sum(tl.where(logit_c >= bound, weight_c, 0.0), 0)
     else:
         first = tl.min(tl.where(logit_c == largest, column_c, V), 0)
@@ -153,8 +155,8 @@ def row_probs(temperature_R, largest_RS, sum_RS, first_RS, row, split_s, V: tl.c
     largest_s = tl.load(largest_RS + at_s, mask=there_s, other=float("-inf"))
     sum_s = tl.load(sum_RS + at_s, mask=there_s, other=0.0)
     first_s = tl.load(first_RS + at_s, mask=there_s, other=V)
-    heat = tl.load(temperature_R + row)
-    rate = tl.div_rn(_LOG2E, tl.where(heat > 0, heat, 1.0))
+    temperature = tl.load(temperature_R + row)
+    rate = tl.div_rn(_LOG2E, tl.where(temperature > 0, temperature, 1.0))
     largest = tl.max(largest_s, 0)
     first = tl.min(tl.where(largest_s == largest, first_s, V), 0)
     return rate, largest, first, sum_s * tl.exp2((largest_s - largest) * rate)

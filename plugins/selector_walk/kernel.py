@@ -6,7 +6,8 @@ Why groups: of a row's K best (the lowest column wins a tie) each lies in one of
 what follows reads K groups of them.
 
 Legend: N rows, L columns of one, B blocks, J drafts, V draft vocabulary, C target vocabulary, G groups, K candidates, A
-rank of the selector; k candidates, padded, a columns of a codebook, padded, n, p, c, w lanes.
+rank of the selector; j drafts, k candidates and a columns of a codebook, padded; p parents and n children of
+them in the tree of columns, or n groups; w values of one; x any.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def best_children(
     """The K best of the first PARENTS parents' children, int32 [KP] in rising order; the lowest wins a tie.
 
     A parent has CHILDREN children, and a child WIDTH values of x, in order; its own is the largest of them. Parents
-    are in rising order, on LANES lanes. Places from L on are -inf, and lie behind all others."""
+    are in rising order, on LANES lanes. Places from L on are -inf, and lie behind all others. NaNs lie behind nothing:
+    they are chosen, and of what is chosen the lowest K are kept."""
     child_n = tl.reshape(parent_p[:, None] * CHILDREN + tl.arange(0, CHILDREN)[None, :], [LANES * CHILDREN])
     lane_n = tl.arange(0, LANES * CHILDREN)
     place_nw = child_n[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -84,7 +86,7 @@ def candidates_kernel(
     group_k = best_children(maximum_G, branch_k, G, K, KP, K, KP, FAN, 1)
     part_k = best_children(x_V, group_k, V, K, KP, K, KP, WIDTH // PART, PART)
     column_k = best_children(x_V, part_k, V, K, KP, K, KP, PART, 1)
-    column_k = tl.minimum(column_k, V - 1)  # NaNs must not lead to where nothing is
+    column_k = tl.minimum(column_k, V - 1)  # none is beyond: `best_children` finds K in a row, even of NaNs
     slot_k = tl.arange(0, KP)
     unary_k = tl.load(x_V + column_k)
     tl.store(candidate_NK + row * K + slot_k, column_k, mask=slot_k < K)
@@ -100,6 +102,39 @@ def codes(table_VA, id_k, there_k, A: tl.constexpr, AP: tl.constexpr):
 
 
 @triton.jit
+def scores(unary_k, succ_ka, pred_a, projected_a, there_k, pred_CA):
+    """Scores of a row's candidates after their predecessor, every step rounded to the codebook's dtype."""
+    query_a = as_read(pred_a * projected_a.to(tl.float32), pred_CA)
+    edge_k = as_read(tl.sum(succ_ka.to(tl.float32) * query_a[None, :], 1), pred_CA)
+    score_k = as_read(unary_k.to(tl.float32) + edge_k, pred_CA)
+    # A NaN is as little as -inf: with nothing else the chosen id would be none, whose row lies nowhere.
+    return tl.where(there_k & (score_k == score_k), score_k, float("-inf"))
+
+
+@triton.jit
+def second_best(score_k, best, first_k):
+    """The second best score, which is the best one where several candidates have that. first: which have it."""
+    second = tl.max(tl.where(first_k, float("-inf"), score_k), 0)
+    return tl.where(tl.sum(first_k.to(tl.int32), 0) > 1, best, second)
+
+
+@triton.jit
+def probs(score_k, best, target_k, chosen, there_k, temperature):
+    """softmax(score / temperature), 0 beyond K; one-hot at the chosen candidate where the temperature is 0."""
+    drawn_k = tl.exp((score_k - best) / tl.where(temperature == 0.0, 1.0, temperature))
+    drawn_k = drawn_k / tl.sum(drawn_k, 0)
+    return tl.where(temperature == 0.0, ((target_k == chosen) & there_k).to(tl.float32), drawn_k)
+
+
+@triton.jit
+def as_targets(id_x, offset_V, there_x):
+    """Target ids of draft ids: the offset leads from a reduced vocabulary to the target's."""
+    if offset_V is not None:
+        id_x += tl.load(offset_V + id_x, mask=there_x, other=0)
+    return id_x
+
+
+@triton.jit
 def draw(probs_k, u, KP: tl.constexpr):
     """The first place whose running sum passes u times the whole."""
     slot_k = tl.arange(0, KP)
@@ -111,27 +146,10 @@ def draw(probs_k, u, KP: tl.constexpr):
 
 @triton.jit
 def selector_walk_kernel(
-    candidate_BJK,
-    unary_BJK,
-    projected_BJA,
-    anchor_B,
-    pred_CA,
-    succ_VA,
-    offset_V,
-    temperature_B,
-    uniform_BJ,
-    ids_BJ,
-    scores_BJ,
-    margins_BJ,
-    targets_BJK,
-    probs_BJK,
-    J: tl.constexpr,
-    JP: tl.constexpr,
-    K: tl.constexpr,
-    KP: tl.constexpr,
-    A: tl.constexpr,
-    AP: tl.constexpr,
-):
+    candidate_BJK, unary_BJK, projected_BJA, anchor_B, pred_CA, succ_VA, offset_V, temperature_B, uniform_BJ,
+    ids_BJ, scores_BJ, margins_BJ, targets_BJK, probs_BJK,
+    J: tl.constexpr, JP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, A: tl.constexpr, AP: tl.constexpr,
+):  # fmt: skip
     """The walk over given candidates, one program a block. It stores at its end only, and reads ahead, so that only a
     predecessor's row is waited for."""
     block = tl.program_id(0).to(tl.int64)
@@ -158,26 +176,15 @@ def selector_walk_kernel(
         next_unary_k = tl.load(unary_K + ahead_k, mask=there_k & (step + 1 < J), other=0.0)
         next_projected_a = tl.load(projected_A + (step + 1) * A + column_a, mask=there_a & (step + 1 < J), other=0.0)
         last_k = tl.load(candidate_K + K + ahead_k, mask=there_k & (step + 2 < J), other=0)
-        target_k = id_k
-        if offset_V is not None:
-            target_k = id_k + tl.load(offset_V + id_k, mask=there_k, other=0)
-        query_a = as_read(pred_a * projected_a.to(tl.float32), pred_CA)
-        edge_k = as_read(tl.sum(succ_ka.to(tl.float32) * query_a[None, :], 1), pred_CA)
-        score_k = as_read(unary_k.to(tl.float32) + edge_k, pred_CA)
-        # A NaN is as little as -inf: with nothing else the chosen id would be none, whose row lies nowhere.
-        score_k = tl.where(there_k & (score_k == score_k), score_k, float("-inf"))
+        target_k = as_targets(id_k, offset_V, there_k)
+        score_k = scores(unary_k, succ_ka, pred_a, projected_a, there_k, pred_CA)
         best = tl.max(score_k, 0)
         first_k = (score_k == best) & there_k
         chosen = tl.min(tl.where(first_k, target_k, NO_ID), 0)
         if K > 1:
-            second = tl.max(tl.where(first_k, float("-inf"), score_k), 0)
-            second = tl.where(tl.sum(first_k.to(tl.int32), 0) > 1, best, second)
-            margins_j = tl.where(now_j, best - second, margins_j)
+            margins_j = tl.where(now_j, best - second_best(score_k, best, first_k), margins_j)
         if uniform_BJ is not None:
-            heat = tl.load(temperature_B + block)
-            drawn_k = tl.exp((score_k - best) / tl.where(heat == 0.0, 1.0, heat))  # 0 beyond K
-            drawn_k = drawn_k / tl.sum(drawn_k, 0)
-            probs_k = tl.where(heat == 0.0, ((target_k == chosen) & there_k).to(tl.float32), drawn_k)
+            probs_k = probs(score_k, best, target_k, chosen, there_k, tl.load(temperature_B + block))
             at = draw(probs_k, tl.load(uniform_BJ + block * J + step), KP)
             chosen = tl.sum(tl.where(slot_k == at, target_k, 0), 0)
             probs_jk = tl.where(now_j[:, None], probs_k[None, :], probs_jk)
@@ -190,8 +197,6 @@ def selector_walk_kernel(
     tl.store(margins_BJ + block * J + step_j, margins_j, mask=there_j)
     if uniform_BJ is not None:
         at_jk = (block * J + step_j)[:, None] * K + slot_k[None, :]
-        target_jk = tl.load(candidate_BJK + at_jk, mask=there_jk, other=0)
-        if offset_V is not None:
-            target_jk += tl.load(offset_V + target_jk, mask=there_jk, other=0)
+        target_jk = as_targets(tl.load(candidate_BJK + at_jk, mask=there_jk, other=0), offset_V, there_jk)
         tl.store(targets_BJK + at_jk, target_jk, mask=there_jk)
         tl.store(probs_BJK + at_jk, probs_jk, mask=there_jk)

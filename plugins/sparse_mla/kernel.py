@@ -14,27 +14,25 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def with_tile(peak_h, mass_h, sum_vh, score_bh, value_bv):
+    """The running softmax of each head with one tile more: its largest score, mass and sum of rows."""
+    higher_h = tl.maximum(peak_h, tl.max(score_bh, 0))
+    zero_h = tl.where(higher_h == float("-inf"), 0.0, higher_h)  # -inf less -inf would be NaN
+    p_bh = tl.exp2(score_bh - zero_h[None, :])
+    fade_h = tl.exp2(peak_h - zero_h)
+    mass_h = mass_h * fade_h + tl.sum(p_bh, 0)
+    sum_vh = tl.dot(tl.trans(value_bv), p_bh.to(value_bv.dtype), sum_vh * fade_h[None, :], input_precision="ieee")
+    return higher_h, mass_h, sum_vh
+
+
+@triton.jit
 def split_kernel(
-    q_NHD,
-    cache_X1PD,
-    rows_NK,
-    visible_NK,
-    scale_1,
+    q_NHD, cache_X1PD, rows_NK, visible_NK, scale_1,
     S,
-    out_NSHV,
-    peak_NSH,
-    mass_NSH,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    RP: tl.constexpr,
-    VP: tl.constexpr,
-    scale: tl.constexpr,
-    value_start: tl.constexpr,
-    HEADS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    out_NSHV, peak_NSH, mass_NSH,
+    H: tl.constexpr, D: tl.constexpr, K: tl.constexpr, V: tl.constexpr, RP: tl.constexpr, VP: tl.constexpr,
+    scale: tl.constexpr, value_start: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Softmax over one split, unnormalized: sums of rows, the largest score (times log2 e) and the mass below it.
 
     One pass: a row is read once, for the score and for the sum. A split without a visible row gives 0, -inf and 0."""
@@ -66,13 +64,7 @@ def split_kernel(
         score_bh = tl.dot(key_br, tl.trans(q_hr), input_precision="ieee")
         score_bh = tl.dot(key_bv, tl.trans(q_hv), score_bh, input_precision="ieee") * factor
         score_bh = tl.where(seen_b[:, None], score_bh, float("-inf"))
-        higher_h = tl.maximum(peak_h, tl.max(score_bh, 0))
-        zero_h = tl.where(higher_h == float("-inf"), 0.0, higher_h)  # -inf less -inf would be NaN
-        p_bh = tl.exp2(score_bh - zero_h[None, :])
-        fade_h = tl.exp2(peak_h - zero_h)
-        mass_h = mass_h * fade_h + tl.sum(p_bh, 0)
-        sum_vh = tl.dot(tl.trans(key_bv), p_bh.to(key_bv.dtype), sum_vh * fade_h[None, :], input_precision="ieee")
-        peak_h = higher_h
+        peak_h, mass_h, sum_vh = with_tile(peak_h, mass_h, sum_vh, score_bh, key_bv)
     if scale_1 is not None:
         sum_vh = sum_vh * unit
     part_h = (token * S + split) * H + head_h

@@ -128,7 +128,7 @@ LAW = probs_case()
 
 @pytest.fixture(scope="module")
 def interpreted():
-    return interpret({**CASES, "law": LAW})
+    return interpret({**CASES, "law": LAW, "no number": NAN})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -145,6 +145,15 @@ def test_drafts_follow_their_law(interpreted):
     assert (found_V > 2).sum() >= 3
     assert found_V[:SPLIT].sum() > 2
     assert found_V[SPLIT:].sum() > 2
+
+
+NAN = given(walk("nan", B=1, J=1, V=40), logits=torch.tensor(float("nan")))
+
+
+def test_logits_that_are_no_numbers_lead_to_a_token(interpreted):
+    """From an id beyond the vocabulary the next draft would read where nothing is."""
+    ids_BJ = interpreted["no number"].outputs[0]
+    assert 0 <= ids_BJ.item() < 40
 
 
 def test_the_cases_are_few_programs(interpreted):

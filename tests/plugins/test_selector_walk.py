@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from support.compiled import assert_compiles
@@ -81,7 +83,8 @@ CASES = cases()
 
 @pytest.fixture(scope="module")
 def interpreted():
-    return interpret({**CASES, "law": LAW, "no number": nan_case()})
+    nan = {"no number": nan_case(), "a NaN": nan_logits([20]), "NaNs only": nan_logits(range(33))}
+    return interpret({**CASES, "law": LAW, **nan})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -125,6 +128,34 @@ def test_scores_that_are_no_numbers_lead_to_a_candidate(interpreted):
     assert_agree(case, (ids_BJ[:1], scores_BJ[:1], margins_BJ[:1]), reference(case))
     found_JK = case.inputs[0].new_tensor(nan_case().inputs[0][1].topk(4).indices.tolist())
     assert (ids_BJ[1].unsqueeze(1) == found_JK).any(1).all()
+
+
+def nan_logits(columns: Iterable[int]) -> Case:
+    """Rows of 33 logits, less than a group, some of which are no numbers. All five parts of a row have a candidate."""
+    case = walk("nan logits", "drawn", k=5, V=33)
+    case.inputs[0][:, :, list(columns)] = float("nan")
+    return case
+
+
+def test_a_logit_that_is_no_number_has_no_chance(interpreted):
+    """It may take a candidate's place; the others are drawn as they would be without it."""
+    ids_BJ, scores_BJ, margins_BJ, targets_BJK, probs_BJK = interpreted["a NaN"].outputs
+    nan_BJK = targets_BJK == 20
+    assert (nan_BJK.sum(-1) == 1).all()
+    assert (probs_BJK[nan_BJK] == 0).all()
+    torch.testing.assert_close(probs_BJK.sum(-1), torch.ones(2, 3))
+    assert (ids_BJ != 20).all()
+    assert scores_BJ.isfinite().all()
+    assert margins_BJ.isfinite().all()
+
+
+def test_logits_that_are_no_numbers_lead_to_columns(interpreted):
+    """Beyond the row there may be nothing to read."""
+    ids_BJ, _, _, targets_BJK, _ = interpreted["NaNs only"].outputs
+    assert (targets_BJK >= 0).all()
+    assert (targets_BJK < 33).all()
+    assert (targets_BJK.diff() > 0).all()
+    assert (ids_BJ.unsqueeze(2) == targets_BJK).any(2).all()
 
 
 def test_the_cases_are_few_programs(interpreted):

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from kernel_checks.agree import disagreement
 from kernel_checks.examples import EXAMPLES
@@ -139,10 +140,19 @@ def remember_builtins() -> None:
     interpreter._patch_builtin = patch
 
 
+def compare_as_gpus_do() -> None:
+    """Of a number and a NaN a GPU's max and min give the number; the interpreter gives the NaN."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    InterpreterBuilder.create_maxnumf = lambda self, x, y: self.binary_op(x, y, np.fmax)
+    InterpreterBuilder.create_minnumf = lambda self, x, y: self.binary_op(x, y, np.fmin)
+
+
 def main() -> None:
     """Answer requests, one a line, until there are no more: with null, or with the error."""
     torch.set_num_threads(1)
     remember_builtins()
+    compare_as_gpus_do()
     answers, sys.stdout = sys.stdout, sys.stderr  # what a kernel prints is no answer
     for line in sys.stdin:
         try:
