@@ -30,7 +30,7 @@ SHARED_MEMORY = 48 * 1024  # bytes of a program; whether TensorRT raises the dri
 # Architecture, and the oldest PTX version that knows it: a driver reads no newer one than its own. (86 for SM103
 # makes LLVM abort the process.)
 SMS = {"SM90": (90, 84), "SM100": (100, 86), "SM103": (103, 88)}
-_POINTERS = {name: one.pointer for name, one in DTYPES.items() if one.pointer}
+_POINTERS = {name: dtype.pointer for name, dtype in DTYPES.items() if dtype.pointer}
 # Triton appends pointers to global scratch memory and to a profiler's: no kernel of ours uses them, and TensorRT
 # would pass nothing there.
 _HIDDEN = 2
@@ -132,7 +132,7 @@ def compile_variant(variant: Variant) -> Compiled:
     return kernel
 
 
-def compile_all(variants: Iterable[Variant], tick: Callable[[Variant], None] = lambda one: None) -> list[Compiled]:
+def compile_all(variants: Iterable[Variant], tick: Callable[[Variant], None] = lambda variant: None) -> list[Compiled]:
     """Compile variants. tick: called before each. Raises `NetworkError` with all that is wrong with any of them."""
     kernels, wrong = [], []
     for variant in variants:
@@ -214,7 +214,7 @@ def _parameters(function: Any) -> dict[str, bool]:
     from triton import JITFunction
 
     if isinstance(function, JITFunction):
-        return {one.name: one.is_constexpr for one in function.params}
+        return {parameter.name: parameter.is_constexpr for parameter in function.params}
     annotations = function.fn.__annotations__  # an interpreted one
     return {name: "constexpr" in str(annotations.get(name, "")) for name in function.arg_names}
 

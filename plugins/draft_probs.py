@@ -1,4 +1,4 @@
-"""The law q that a draft is drawn from: softmax(score / T); at temperature 0 the best draft with certainty.
+"""The probs q that a draft is drawn from: softmax(score / T); at temperature 0 the best draft with certainty.
 
 Legend: N rows, V scores (of a vocabulary, or of candidates).
 """

@@ -3,8 +3,7 @@
 Two native forms. "composed" computes every expert for every token and masks: any GPU builds it. "layer" is TensorRT's
 own mixture-of-experts layer (SM100, SM103). The reference computes the chosen experts only.
 
-Legend: N tokens, D hidden, E experts, A experts a token, F expert width (gate rows first, then up), G
-that width where F is the rows of both.
+Legend: N tokens, D hidden, E experts, A experts a token, G expert width, F = 2 G rows of gate (first) and up.
 """
 
 from __future__ import annotations
@@ -60,28 +59,28 @@ def reference(
     return (out_NAD * weight_NA.to(x_ND.dtype).unsqueeze(2)).sum(1)
 
 
-def _gathered(x_ND, expert_NA, gate_up_EFD, down_EDF, gated) -> torch.Tensor:
+def _gathered(x_ND, expert_NA, gate_up_EFD, down_EDG, gated) -> torch.Tensor:
     """[N, A, D]: one matrix-vector product a pair."""
     pair_expert = expert_NA.reshape(-1)
     pair_x = x_ND.repeat_interleave(expert_NA.shape[1], 0).unsqueeze(2)
     hidden = gated(torch.bmm(gate_up_EFD[pair_expert], pair_x), 1, pair_expert.unsqueeze(1))
-    return torch.bmm(down_EDF[pair_expert], hidden).view(*expert_NA.shape, -1)
+    return torch.bmm(down_EDG[pair_expert], hidden).view(*expert_NA.shape, -1)
 
 
-def _batched(x_ND, expert_NA, gate_up_EFD, down_EDF, gated) -> torch.Tensor:
+def _batched(x_ND, expert_NA, gate_up_EFD, down_EDG, gated) -> torch.Tensor:
     """[N, A, D]: every expert on every token, then the chosen ones."""
-    hidden_ENF = gated(torch.matmul(x_ND, gate_up_EFD.mT), 2, torch.arange(len(gate_up_EFD)).unsqueeze(1))
-    out_END = torch.bmm(hidden_ENF, down_EDF.mT)
+    hidden_ENG = gated(torch.matmul(x_ND, gate_up_EFD.mT), 2, torch.arange(len(gate_up_EFD)).unsqueeze(1))
+    out_END = torch.bmm(hidden_ENG, down_EDG.mT)
     return out_END[expert_NA, torch.arange(len(x_ND)).unsqueeze(1)]
 
 
-def _looped(x_ND, expert_NA, gate_up_EFD, down_EDF, gated) -> torch.Tensor:
+def _looped(x_ND, expert_NA, gate_up_EFD, down_EDG, gated) -> torch.Tensor:
     """[N, A, D]: each expert that was hit, on its tokens."""
     out_NAD = x_ND.new_empty(*expert_NA.shape, x_ND.shape[1])
     for expert in expert_NA.unique().tolist():
         token, place = (expert_NA == expert).nonzero(as_tuple=True)
         gate_up = functional.linear(x_ND[token], gate_up_EFD[expert])
-        out_NAD[token, place] = functional.linear(gated(gate_up, -1, torch.tensor([expert])), down_EDF[expert])
+        out_NAD[token, place] = functional.linear(gated(gate_up, -1, torch.tensor([expert])), down_EDG[expert])
     return out_NAD
 
 
@@ -91,7 +90,7 @@ def native(
     expert_NA: Tensor,
     weight_NA: Tensor,
     gate_up_EFD: Tensor,
-    down_EDF: Tensor,
+    down_EDG: Tensor,
     middle_E: Tensor | None = None,
     *,
     middle: str | None = None,
@@ -101,21 +100,21 @@ def native(
     lower = {"composed": _composed, "layer": _layer}.get(net.config.moe)
     if lower is None:
         raise NetworkError(f"{net.name}: form of the experts: found {net.config.moe!r}, expected 'composed' or 'layer'")
-    return lower(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle)
+    return lower(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, middle_E, middle)
 
 
-def _composed(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle) -> Tensor:
+def _composed(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, middle_E, middle) -> Tensor:
     """Every expert on every token, weighed by zero where it was not chosen."""
     net, (hidden, chosen) = x_ND.net, (x_ND.shape[1], expert_NA.shape[1])
-    experts, width = gate_up_EFD.shape[0], down_EDF.shape[2]
+    experts, width = gate_up_EFD.shape[0], down_EDG.shape[2]
     x_1ND = ops.reshape(x_ND, (1, -1, hidden))
     gate_up_ENF = ops.matmul(x_1ND, gate_up_EFD, transpose_b=True)
-    gate_ENF = ops.narrow(gate_up_ENF, 2, 0, width)
-    up_ENF = ops.narrow(gate_up_ENF, 2, width, width)
-    hidden_ENF = ops.silu(gate_ENF) * up_ENF
+    gate_ENG = ops.narrow(gate_up_ENF, 2, 0, width)
+    up_ENG = ops.narrow(gate_up_ENF, 2, width, width)
+    hidden_ENG = ops.silu(gate_ENG) * up_ENG
     if middle is not None:
-        hidden_ENF = rounding.native(hidden_ENF, middle_E, format=middle)
-    out_END = ops.matmul(hidden_ENF, down_EDF, transpose_b=True)
+        hidden_ENG = rounding.native(hidden_ENG, middle_E, format=middle)
+    out_END = ops.matmul(hidden_ENG, down_EDG, transpose_b=True)
     # The routing weight of every (token, expert): zero where the expert was not chosen.
     id_11E = net.constant([[list(range(experts))]], "int32")
     hit_NAE = ops.reshape(expert_NA, (0, chosen, 1)).equals(id_11E)
@@ -125,10 +124,10 @@ def _composed(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middl
     return ops.reduce(out_END * dense_EN1, "SUM", 0, keep=False)
 
 
-def _layer(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle) -> Tensor:
+def _layer(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, middle_E, middle) -> Tensor:
     """TensorRT's layer takes matrices the other way round. Its input of `down` stays unrounded: in TensorRT 11 it can
     round to FP8 only."""
-    hidden, chosen, width = x_ND.shape[1], expert_NA.shape[1], down_EDF.shape[2]
+    hidden, chosen, width = x_ND.shape[1], expert_NA.shape[1], down_EDG.shape[2]
     gate_EDF, up_EDF = (ops.transpose(ops.narrow(gate_up_EFD, 1, at, width), (0, 2, 1)) for at in (0, width))
     out_1ND = ops.moe(
         ops.reshape(x_ND, (1, -1, hidden)),
@@ -136,7 +135,7 @@ def _layer(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDF, middle_E, middle) 
         ops.reshape(ops.cast(weight_NA, x_ND.dtype), (1, -1, chosen)),
         gate_EDF,
         up_EDF,
-        ops.transpose(down_EDF, (0, 2, 1)),
+        ops.transpose(down_EDG, (0, 2, 1)),
     )
     return ops.reshape(out_1ND, (-1, hidden))
 

@@ -25,7 +25,7 @@ from glmspec.plugins.spec import UNKNOWN, NoPlugin, Plugin, dims, value
 NAMESPACE = "glmspec"
 _SM = "sm"  # an attribute of every plugin: the GPU it is compiled for, like "SM100"
 _TACTIC = [1]  # one a plugin, named: then TensorRT sets it before it asks for the kernel
-_NAMES = {name: one.plugin for name, one in DTYPES.items() if one.plugin}
+_NAMES = {name: dtype.plugin for name, dtype in DTYPES.items() if dtype.plugin}
 
 
 def author(net: Network, op: str, inputs: Sequence[Tensor], attributes: Mapping[str, Any]) -> list[Tensor]:
@@ -130,7 +130,7 @@ class _Description:
         count = len(self.plugin.inputs)
 
         def tune(*given: Any) -> Any:
-            dtypes = [_NAMES[one] for one in self.plugin.dtypes(self._compute(given[:count]))]
+            dtypes = [_NAMES[dtype] for dtype in self.plugin.dtypes(self._compute(given[:count]))]
             return [self.trtp.AutoTuneCombination(", ".join(dtypes), "LINEAR", _TACTIC)]
 
         return self._signed(tune, ("outputs",), list[self.trtp.AutoTuneCombination])
@@ -158,10 +158,10 @@ class _Description:
 
     def _compute(self, inputs: Sequence[Any]) -> str:
         names = {getattr(self.trt.DataType, DATA_TYPES[dtype]): dtype for dtype in _NAMES}
-        return self.plugin.compute([names[one.dtype] for one in inputs])
+        return self.plugin.compute([names[x.dtype] for x in inputs])
 
     def _symbols(self, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-        shapes = [[_size(self.trtp, size) for size in one.shape_expr] for one in inputs]
+        shapes = [[_size(self.trtp, size) for size in x.shape_expr] for x in inputs]
         others = {name: of for name, of in attributes.items() if name != _SM}
         return self.plugin.bind(shapes, others, attributes[_SM])
 
@@ -169,7 +169,7 @@ class _Description:
         plugin = self.plugin
         by_name = dict(zip(plugin.inputs, inputs, strict=True))
         dtypes = plugin.dtypes(self._compute(inputs))[len(inputs) :]
-        fake = any(size.is_fake for one in inputs for size in one.shape_expr)
+        fake = any(size.is_fake for x in inputs for size in x.shape_expr)
         shapes = [] if fake else plugin.output_shapes(self._symbols(inputs, attributes))
         outputs = []
         for at, (name, dtype) in enumerate(zip(plugin.outputs, dtypes, strict=True)):

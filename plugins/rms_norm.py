@@ -23,11 +23,11 @@ def reference(x_ND: Compute, weight_D: Compute, *, eps: float) -> torch.Tensor:
 
 
 @lowers("rms_norm")
-def native(x: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
+def native(x_ND: Tensor, weight_D: Tensor, *, eps: float) -> Tensor:
     """x [..., D], weight [D] -> [..., D] in x's dtype."""
-    wide = ops.cast(x, "float32")
-    mean = ops.reduce(wide * wide, "AVG", x.rank - 1)
-    normed = ops.cast(wide / ops.unary(mean + eps, "SQRT"), x.dtype)
+    wide = ops.cast(x_ND, "float32")
+    mean = ops.reduce(wide * wide, "AVG", x_ND.rank - 1)
+    normed = ops.cast(wide / ops.unary(mean + eps, "SQRT"), x_ND.dtype)
     return normed * weight_D
 
 

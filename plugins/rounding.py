@@ -68,8 +68,8 @@ def native(x: Tensor, scale: Tensor | None = None, *, format: str) -> Tensor:
 
 
 @lowers("rounding")
-def _scaled(x: Tensor, scale: Tensor, *, format: str) -> Tensor:
-    return {"fp8": _whole, "nvfp4": _groups}[format](x, scale)
+def _scaled(x_ND: Tensor, scale_1: Tensor, *, format: str) -> Tensor:
+    return {"fp8": _whole, "nvfp4": _groups}[format](x_ND, scale_1)
 
 
 def _whole(x: Tensor, scale: Tensor) -> Tensor:

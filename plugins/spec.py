@@ -22,7 +22,7 @@ import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Annotated, Any, Protocol, get_args, get_type_hints
+from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -35,7 +35,7 @@ COMPUTE = "T"  # stands for the network's compute dtype
 Compute = Annotated[torch.Tensor, COMPUTE]
 Float32 = Annotated[torch.Tensor, "float32"]
 Int32 = Annotated[torch.Tensor, "int32"]
-ITEM_BYTES = {name: one.bytes for name, one in DTYPES.items()}
+ITEM_BYTES = {name: dtype.bytes for name, dtype in DTYPES.items()}
 ANY_SM = ""
 
 
@@ -125,7 +125,7 @@ class Plugin:
 
     def dtypes(self, compute: str) -> list[str]:
         """Of inputs, then of outputs."""
-        return [compute if one == COMPUTE else one for one in (*self.inputs.values(), *self.outputs.values())]
+        return [compute if dtype == COMPUTE else dtype for dtype in (*self.inputs.values(), *self.outputs.values())]
 
     def compute(self, dtypes: Sequence[str]) -> str:
         """The compute dtype, from the inputs' dtypes. Raises `NoPlugin` when they are not the plugin's."""
@@ -183,22 +183,13 @@ class Op:
     @functools.cached_property
     def inputs(self) -> dict[str, str]:
         """Dtypes of the inputs that are always there, by name."""
-        return self._declared(optional=False)
+        return inputs_of(self.reference)
 
     @functools.cached_property
     def optional(self) -> dict[str, str]:
         """Dtypes of the inputs that may be left out, by name."""
-        return self._declared(optional=True) | dict(self.others)
-
-    def _declared(self, *, optional: bool) -> dict[str, str]:
-        parameters = inspect.signature(self.reference).parameters.values()
-        hints = get_type_hints(self.reference, include_extras=True)
-        names = [
-            one.name
-            for one in parameters
-            if one.kind is one.POSITIONAL_OR_KEYWORD and (one.default is not one.empty) is optional
-        ]
-        return {name: get_args(get_args(hints[name])[0] if optional else hints[name])[1] for name in names}
+        declared = _declared(self.reference)
+        return {name: declared[name] for name in declared if name not in self.inputs} | dict(self.others)
 
     def sizes(self, batch: int, use: Use) -> dict[str, int]:
         """The full model's sizes for so many sequences."""
@@ -210,6 +201,32 @@ class Op:
     def given(self, use: Use) -> dict[str, str]:
         """The inputs of a use, with their dtypes."""
         return {**self.inputs, **{name: self.optional[name] for name in use.optional}, **use.dtypes}
+
+
+def inputs_of(reference: Callable[..., Any], *names: str) -> dict[str, str]:
+    """Dtypes by name of inputs that a reference declares: of those named, or of all that are always there. For an op,
+    and for plugins that take an op's inputs. Raises `KeyError` for a name that is not declared."""
+    declared = _declared(reference)
+    parameters = inspect.signature(reference).parameters
+    always = [name for name in declared if parameters[name].default is inspect.Parameter.empty]
+    return {name: declared[name] for name in names or always}
+
+
+def attributes_of(reference: Callable[..., Any]) -> dict[str, type]:
+    """Types by name of the attributes that a reference declares: its keyword-only parameters."""
+    parameters, hints = inspect.signature(reference).parameters, get_type_hints(reference)
+    return {name: hints[name] for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def _declared(reference: Callable[..., Any]) -> dict[str, str]:
+    """Dtypes of all inputs that a reference names, optional ones too."""
+    parameters, hints = inspect.signature(reference).parameters, get_type_hints(reference, include_extras=True)
+    names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    # An optional input is `Float32 | None`, others are `Float32`: torch.Tensor annotated with a dtype.
+    tensors = {
+        name: hints[name] if get_origin(hints[name]) is Annotated else get_args(hints[name])[0] for name in names
+    }
+    return {name: get_args(tensor)[1] for name, tensor in tensors.items()}
 
 
 def dims(name: str) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""The law that a token is drawn from: temperature, then min-p, top-k and top-p, as cutoffs on one scale.
+"""The probs that a token is drawn from: temperature, then min-p, top-k and top-p, as cutoffs on one scale.
 
 With z the logits over the temperature, less their largest: min-p keeps z >= log(min_p), top-k what is at least the k-th
 largest, top-p the fewest of the most probable that together have at least top_p of what the other two leave. Equals of
-a cutoff all stay, so the law does not depend on their order. Temperature 0 is the lowest argmax with certainty.
+a cutoff all stay, so the probs do not depend on their order. Temperature 0 is the lowest argmax with certainty.
 
 Legend: R rows, V vocabulary, K most that top-k may keep.
 """

@@ -59,7 +59,7 @@ class Experts(Module):
         experts = partial(
             moe.native,
             gate_up_EFD=dequantized(self.gate_up_proj),
-            down_EDF=dequantized(self.down_proj),
+            down_EDG=dequantized(self.down_proj),
             middle_E=self.down_proj.fields.get("input_scale"),
             middle=activation_format(self.down_proj),
         )

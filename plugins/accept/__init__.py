@@ -11,7 +11,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Int32, Op, Plugin, Runs, cdiv, pow2
+from glmspec.plugins.spec import Int32, Op, Plugin, Runs, cdiv, inputs_of, pow2
 
 
 def reference(said_R: Int32, draft_R: Int32, row_BQ: Int32, count_B: Int32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,7 +53,7 @@ ACCEPT = Plugin(
     name="accept",
     op="accept",
     function="accept_kernel",
-    inputs={"said_R": "int32", "draft_R": "int32", "row_BQ": "int32", "count_B": "int32"},
+    inputs=inputs_of(reference),
     outputs={"accepted_B": "int32", "tokens_BQ": "int32"},
     sizes={"QP": lambda Q: pow2(Q)},
     scalars=("B",),

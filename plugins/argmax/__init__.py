@@ -14,7 +14,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Op, Plugin, Runs, cdiv, pow2
+from glmspec.plugins.spec import Compute, Op, Plugin, Runs, cdiv, inputs_of, pow2
 
 
 def reference(x_NV: Compute) -> torch.Tensor:
@@ -50,7 +50,7 @@ ARGMAX_SPLIT = Plugin(
     name="argmax_split",
     op="argmax",
     function="split_kernel",
-    inputs={"x_NV": "T"},
+    inputs=inputs_of(reference),
     outputs={"best_NZ": "float32", "index_NZ": "int32"},
     sizes={"Z": lambda V, BLOCK: cdiv(V, BLOCK)},
     grid=("N", "Z"),

@@ -24,7 +24,7 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.attention_merge import MERGE
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Int32, NoPlugin, Op, Plugin, Runs, Use, attributes_of, cdiv, inputs_of, pow2
 
 _PAGE = 16  # rows of the smallest page, and what others are multiples of
 _WIDEST = 64  # columns of a float32 head: wider ones take more registers than a thread has
@@ -186,16 +186,7 @@ def _merged(run: Runs, q_BRHD, part_BSRHD, peak_BSRH, mass_BSRH) -> Any:
     return run.reshape(out, (0, rows, heads, dim))
 
 
-_INPUTS = {
-    "q_BRHD": "T",
-    "k_BRJD": "T",
-    "v_BRJD": "T",
-    "k_cache_XJPD": "T",
-    "v_cache_XJPD": "T",
-    "page_table_BM": "int32",
-    "anchor_B": "int32",
-}
-_ATTRIBUTES = {"scale": float, "causal": bool, "window": int, "relative": bool}
+_INPUTS = inputs_of(reference)
 # W: rows of the context, at most; T: tiles of them and of the block's own. Of T tiles and C programs for each key/value
 # head S are made: as good as T where blocks are few, C / (B + 2) where they are many. A context of 131,072 rows is
 # divided 52 ways for one block, a window of 2,048 rows 22 ways, and for 32 blocks 5 and 3 ways.
@@ -204,7 +195,7 @@ _SPLIT: dict[str, Any] = dict(
     op="block_attention",
     function="split_kernel",
     outputs={"part_BSRHD": "float32", "peak_BSRH": "float32", "mass_BSRH": "float32"},
-    attributes=_ATTRIBUTES,
+    attributes=attributes_of(reference),
     sizes={
         "G": lambda H, J: H // J,
         "QP": lambda QUERIES, R, G: min(QUERIES, max(16, pow2(R * G))),
@@ -224,7 +215,7 @@ _SPLIT: dict[str, Any] = dict(
     },
 )
 SPLIT = Plugin(name="block_attention_split", inputs=_INPUTS, absent=("start_B",), **_SPLIT)
-SPLIT_RING = Plugin(name="block_attention_split_ring", inputs={**_INPUTS, "start_B": "int32"}, **_SPLIT)
+SPLIT_RING = Plugin(name="block_attention_split_ring", inputs=_INPUTS | inputs_of(reference, "start_B"), **_SPLIT)
 
 
 def _use(causal: bool, window: int, *optional: str, **sizes: int) -> Use:

@@ -17,7 +17,19 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import ITEM_BYTES, Compute, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import (
+    ITEM_BYTES,
+    Compute,
+    NoPlugin,
+    Op,
+    Plugin,
+    Runs,
+    Use,
+    attributes_of,
+    cdiv,
+    inputs_of,
+    pow2,
+)
 
 ROW_BYTES = 36  # of one column of a block: what a thread's registers hold of its columns
 
@@ -72,15 +84,15 @@ def plugged(run: Runs, x_BRD, base_2TD, delta_BR2TU, residual_BRD=None, *, side:
     return run(ADDED, x_BRD, base_2TD, delta_BR2TU, residual_BRD, side=side)
 
 
-def _plugin(name: str, **residual: str) -> Plugin:
+def _plugin(name: str, residual: dict[str, str]) -> Plugin:
     """A plugin with the residual, or without."""
     return Plugin(
         name=name,
         op="grouped_conv",
         function="grouped_conv_kernel",
-        inputs={"x_BRD": "T", "base_2TD": "T", "delta_BR2TU": "T", **residual},
+        inputs=inputs_of(reference) | residual,
         outputs={"y_BRD": "T"},
-        attributes={"side": int},
+        attributes=attributes_of(reference),
         sizes={
             "W": lambda D, U: D // U,
             "WP": lambda W, COLUMNS: min(pow2(W), COLUMNS),
@@ -92,8 +104,8 @@ def _plugin(name: str, **residual: str) -> Plugin:
     )
 
 
-PLAIN = _plugin("grouped_conv")
-ADDED = _plugin("grouped_conv_added", residual_BRD="T")
+PLAIN = _plugin("grouped_conv", {})
+ADDED = _plugin("grouped_conv_added", inputs_of(reference, "residual_BRD"))
 OP = Op(
     name="grouped_conv",
     outputs=PLAIN.outputs,

@@ -20,7 +20,7 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import lowest_topk
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, inputs_of, pow2
 
 
 def reference(
@@ -160,15 +160,7 @@ INDEX_SCORES = Plugin(
     name="index_scores",
     op="index_topk",
     function="scores_kernel",
-    inputs={
-        "q_NHD": "T",
-        "weight_NH": "float32",
-        "keys_X1PD": "T",
-        "page_table_GM": "int32",
-        "segment_rows_GS": "int32",
-        "row_slot_N2": "int32",
-        "positions_N": "int32",
-    },
+    inputs=inputs_of(reference),
     outputs={"score_NMP": "float32"},
     sizes={"HP": lambda H: max(8, pow2(H)), "DP": lambda D: max(16, pow2(D))},
     scalars=("S", "M"),
@@ -189,7 +181,7 @@ INDEX_ROWS = Plugin(
     name="index_rows",
     op="index_topk",
     function="rows_kernel",
-    inputs={**lowest_topk.LISTS, "page_table_GM": "int32", "row_slot_N2": "int32"},
+    inputs=lowest_topk.LISTS | inputs_of(reference, "page_table_GM", "row_slot_N2"),
     outputs={"rows_NK": "int32", "visible_NK": "int32"},
     attributes={"k": int, "page_size": int},
     sizes={"KP": lambda K: pow2(K), "P": "page_size"},

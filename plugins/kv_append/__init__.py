@@ -18,7 +18,7 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
 from glmspec.plugins.rounding import to_e4m3
-from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, inputs_of, pow2
 
 _FP8 = "float8_e4m3fn"
 
@@ -93,7 +93,7 @@ def plugged(run: Runs, cache_XJPD, rows_NJD, order_L, offset_X, cumulative_Y, sc
     return run(APPEND, *inputs) if scale_1 is None else run(APPEND_FP8, *inputs, scale_1)
 
 
-_INPUTS = {"cache_XJPD": "T", "rows_NJD": "T", "order_L": "int32", "offset_X": "int32", "cumulative_Y": "int32"}
+_INPUTS = inputs_of(reference)
 _APPEND: dict[str, Any] = dict(
     op="kv_append",
     function="append_kernel",
@@ -112,7 +112,7 @@ APPEND = Plugin(
 )
 APPEND_FP8 = Plugin(
     name="kv_append_fp8",
-    inputs={**_INPUTS, "cache_XJPD": _FP8, "scale_1": "float32"},
+    inputs={**_INPUTS, "cache_XJPD": _FP8, **inputs_of(reference, "scale_1")},
     outputs={"updated_XJPD": _FP8},
     **_APPEND,
 )

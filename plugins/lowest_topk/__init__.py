@@ -14,7 +14,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Float32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Float32, NoPlugin, Op, Plugin, Runs, Use, cdiv, inputs_of, pow2
 
 
 def reference(score_NL: Float32, *, k: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ TOPK_SHORT = Plugin(
     name="topk_short",
     op="lowest_topk",
     function="short_kernel",
-    inputs={"score_NL": "float32"},
+    inputs=inputs_of(reference),
     outputs={"column_NK": "int32"},
     attributes={"k": int},
     sizes={"K": "k", "T": lambda L: pow2(L)},

@@ -13,7 +13,7 @@ from glmspec.network import ops
 from glmspec.network.formats import BLOCK, FP8_MAX
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, NoPlugin, Op, Plugin, Runs, Use, cdiv
+from glmspec.plugins.spec import Compute, NoPlugin, Op, Plugin, Runs, Use, cdiv, inputs_of
 
 _LEAST = 1e-12  # scale of a block of zeros
 
@@ -35,14 +35,14 @@ def to_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 @lowers("quantize_blocks")
-def native(x: Tensor) -> tuple[Tensor, Tensor]:
+def native(x_ND: Tensor) -> tuple[Tensor, Tensor]:
     """x [N, D] or [E, N, D] -> codes and scales: see `reference`."""
-    columns, last = x.shape[-1], x.rank - 1
-    wide = ops.cast(ops.pad(x, last, -(-columns // BLOCK) * BLOCK), "float32")
+    columns, last = x_ND.shape[-1], x_ND.rank - 1
+    wide = ops.cast(ops.pad(x_ND, last, -(-columns // BLOCK) * BLOCK), "float32")
     lead = (0,) * last
     largest = ops.reduce(ops.unary(ops.reshape(wide, (*lead, -1, BLOCK)), "ABS"), "MAX", last + 1, keep=False)
     scale = ops.maximum(largest * (1 / FP8_MAX), _LEAST)
-    return ops.quantize(x, scale, (1,) * last + (BLOCK,)), scale
+    return ops.quantize(x_ND, scale, (1,) * last + (BLOCK,)), scale
 
 
 def plugged(run: Runs, x_ND) -> tuple:
@@ -56,7 +56,7 @@ QUANTIZE_BLOCKS = Plugin(
     name="quantize_blocks",
     op="quantize_blocks",
     function="quantize_blocks_kernel",
-    inputs={"x_ND": "T"},
+    inputs=inputs_of(reference),
     outputs={"code_ND": "float8_e4m3fn", "scale_NZ": "float32"},
     sizes={"Z": lambda D: cdiv(D, 128)},
     scalars=("N",),

@@ -27,7 +27,7 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import accept, draw, sample, target_probs
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, inputs_of, pow2
 
 _TINY = 2.0**-126  # the least normal float32
 
@@ -50,12 +50,13 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Drafts accepted, int32 [B], and tokens, int32 [B, Q], of which accepted + 1 are the block's.
 
-    logits, temperature, top_k, top_p, min_p: the law after each row, see `target_probs`. The others: see `judged`."""
+    logits, temperature, top_k, top_p, min_p: the probs after each row, see `target_probs`. The others: see
+    `accepted`."""
     p_RV = target_probs.reference(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
-    return judged(p_RV, draft_R, q_row_R, row_BQ, count_B, accept_R, last_B, block_B, q_ZK, q_ids_ZK)
+    return accepted(p_RV, draft_R, q_row_R, row_BQ, count_B, accept_R, last_B, block_B, q_ZK, q_ids_ZK)
 
 
-def judged(
+def accepted(
     p_RV: torch.Tensor,
     draft_R: torch.Tensor,
     q_row_R: torch.Tensor,
@@ -67,9 +68,9 @@ def judged(
     q_ZK: torch.Tensor,
     q_ids_ZK: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `reference` gives, from laws.
+    """What `reference` gives, from probs p.
 
-    p: float32 [R, V], the law after each row. draft: int32, the draft after each row. q_row: where its q is. row: the
+    p: float32 [R, V], the probs after each row. draft: int32, the draft after each row. q_row: where its q is. row: the
     rows of each block; beyond its drafts any of its own. count: its drafts. accept, last: uniforms float32 [0, 1) for
     every draft and for every block's last token. block: int32, 1 verifies as a block. q: float32; q_ids: int32, token
     ids of its columns, all different (None: all tokens in order)."""
@@ -249,17 +250,16 @@ def plugged(
 
 
 MAX_ROWS, MAX_CANDIDATES = 16, 64  # of a block: more would spill
-_LAW = {"logits_RV": "T", "temperature_R": "float32", "bound_R": "float32"}
-_BLOCKS = {"draft_R": "int32", "q_row_R": "int32", "row_BQ": "int32", "count_B": "int32", "accept_R": "float32"}
-_LAST = {"last_B": "float32", "block_B": "int32", "q_ZK": "float32"}
+_BLOCKS = sample.PROBS | sample.STATS | inputs_of(reference, "draft_R", "q_row_R", "row_BQ", "count_B", "accept_R")
+_LAST = inputs_of(reference, "last_B", "block_B", "q_ZK")
 _CHANCES = {"weight_BQ": "float32", "largest_BQ": "float32", "total_BQ": "float32", "first_BQ": "int32"}
-_VERDICT = {"accepted_B": "int32", "tokens_BQ": "int32"}
+_OUTPUTS = {"accepted_B": "int32", "tokens_BQ": "int32"}
 _PADDED = {"SP": lambda S: pow2(S), "QP": lambda Q: pow2(Q)}
 CHANCES = Plugin(
     name="chances",
     op="reject",
     function="chances_kernel",
-    inputs={**_LAW, **sample.STATS, **_BLOCKS, "block_B": "int32", "q_ZK": "float32"},
+    inputs=_BLOCKS | inputs_of(reference, "block_B", "q_ZK"),
     outputs=_CHANCES,
     sizes=_PADDED,
     grid=("B",),
@@ -269,37 +269,36 @@ MASSES = Plugin(
     name="masses",
     op="reject",
     function="masses_kernel",
-    inputs={**_LAW, "q_row_R": "int32", "row_BQ": "int32", "q_ZK": "float32", **_CHANCES},
+    inputs=sample.PROBS | inputs_of(reference, "q_row_R", "row_BQ", "q_ZK") | _CHANCES,
     outputs={"mass_BQS": "float32"},
     sizes={"S": lambda V, SPLIT: cdiv(V, SPLIT)},
     grid=("S", "Q", "B"),
     tiles={"": {"SPLIT": sample.SPLIT, "WARPS": 8}},
 )
-_JUDGED = {**_LAW, **sample.STATS, **_BLOCKS, **_LAST}
 _RESAMPLE: dict[str, Any] = dict(
     op="reject",
     function="resample_kernel",
-    outputs=_VERDICT,
+    outputs=_OUTPUTS,
     grid=("B",),
     tiles={"": {"SPLIT": sample.SPLIT, "WARPS": 4}},
 )
 RESAMPLE = Plugin(
     name="resample",
-    inputs={**_JUDGED, "q_ids_ZK": "int32"},
+    inputs=_BLOCKS | _LAST | inputs_of(reference, "q_ids_ZK"),
     sizes={**_PADDED, "KP": lambda K: pow2(K)},
     absent=("mass_BQS",),
     **_RESAMPLE,
 )
 RESAMPLE_WHOLE = Plugin(
     name="resample_whole",
-    inputs={**_JUDGED, "mass_BQS": "float32"},
+    inputs=_BLOCKS | _LAST | {"mass_BQS": "float32"},
     sizes={**_PADDED, "KP": 1},
     absent=("q_ids_ZK",),
     **_RESAMPLE,
 )
 OP = Op(
     name="reject",
-    outputs=_VERDICT,
+    outputs=_OUTPUTS,
     reference=reference,
     plugged=plugged,
     plugins=(sample.LEAST_LOGIT, sample.ROW_STATS, CHANCES, MASSES, RESAMPLE, RESAMPLE_WHOLE),

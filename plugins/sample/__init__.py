@@ -18,7 +18,7 @@ import torch
 from glmspec.network.graph import Tensor
 from glmspec.plugins import draw, target_probs
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, cdiv, pow2
+from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, cdiv, inputs_of, pow2
 
 
 def reference(
@@ -59,13 +59,13 @@ def probs(run: Runs, logits_RV, temperature_R, top_k_R, top_p_R, min_p_R) -> tup
 
 SPLIT = 4096  # columns that one program reads at once: 16 bytes a load, four or eight loads a thread under way
 MAX_SPLITS = 64
-SETTINGS = {"temperature_R": "float32", "top_k_R": "int32", "top_p_R": "float32", "min_p_R": "float32"}
+PROBS = inputs_of(target_probs.reference, "logits_RV", "temperature_R") | {"bound_R": "float32"}
 STATS = {"largest_RS": "float32", "sum_RS": "float32", "first_RS": "int32"}
 LEAST_LOGIT = Plugin(
     name="least_logit",
     op="sample",
     function="least_logit_kernel",
-    inputs={"logits_RV": "T", **SETTINGS},
+    inputs=inputs_of(target_probs.reference),
     outputs={"bound_R": "float32"},
     grid=("R",),
     tiles={"": {"BLOCK": 2048, "WARPS": 16}},
@@ -74,7 +74,7 @@ ROW_STATS = Plugin(
     name="row_stats",
     op="sample",
     function="row_stats_kernel",
-    inputs={"logits_RV": "T", "temperature_R": "float32", "bound_R": "float32"},
+    inputs=PROBS,
     outputs=STATS,
     sizes={"S": lambda V, SPLIT: cdiv(V, SPLIT)},
     grid=("S", "R"),
@@ -84,7 +84,7 @@ DRAW_ROW = Plugin(
     name="draw_row",
     op="sample",
     function="draw_row_kernel",
-    inputs={"logits_RV": "T", "temperature_R": "float32", "bound_R": "float32", **STATS, "u_R": "float32"},
+    inputs=PROBS | STATS | inputs_of(reference, "u_R"),
     outputs={"token_R": "int32"},
     sizes={"SP": lambda S: pow2(S)},
     grid=("R",),

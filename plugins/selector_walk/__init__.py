@@ -19,7 +19,7 @@ import torch
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import draft_probs, draw, lowest_topk, margin
-from glmspec.plugins.spec import Compute, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import Compute, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, inputs_of, pow2
 
 CANDIDATES = 32  # most of a plugin
 _NO_ID = 2**31 - 1
@@ -36,7 +36,7 @@ def reference(
     given: tuple[str, ...] = (),
 ) -> tuple[torch.Tensor, ...]:
     """Drafts int32 [B, J] as target ids, the best of their candidates' scores [B, J], how far it is ahead, float32
-    [B, J]; if drawn, the candidates int32 [B, J, K] as target ids and their laws float32 [B, J, K].
+    [B, J]; if drawn, the candidates int32 [B, J, K] as target ids and their probs float32 [B, J, K].
 
     pred has target-vocabulary rows, succ draft-vocabulary rows. given: names of the others. "offset" int32 [V]: `d2t`
     of a reduced draft vocabulary, "temperature" [B] and "uniform" [B, J], float32: draw the drafts.
@@ -173,30 +173,31 @@ CHOICE = Plugin(
 
 def _walk(offset: bool, drawn: bool) -> Plugin:
     """The walk with what a reduced vocabulary or drawing adds."""
-    inputs = {"candidate_BJK": "int32", "unary_BJK": "T", "projected_BJA": "T", "anchor_B": "int32", "pred_CA": "T"}
+    chosen = {"candidate_BJK": "int32", "unary_BJK": "T"}
+    inputs = chosen | inputs_of(reference, "projected_BJA", "anchor_B", "pred_CA", "succ_VA")
     noise = {"temperature_B": "float32", "uniform_BJ": "float32"}
     absent = [] if offset else ["offset_V"]
     return Plugin(
         name="selector_walk" + "_reduced" * offset + "_drawn" * drawn,
         op="selector_walk",
         function="selector_walk_kernel",
-        inputs=inputs | {"succ_VA": "T"} | ({"offset_V": "int32"} if offset else {}) | (noise if drawn else {}),
-        outputs=OUTPUTS | (LAWS if drawn else {}),
+        inputs=inputs | ({"offset_V": "int32"} if offset else {}) | (noise if drawn else {}),
+        outputs=OUTPUTS | (DRAWN_OUTPUTS if drawn else {}),
         sizes={"JP": lambda J: pow2(J), "KP": lambda K: pow2(K), "AP": lambda A: pow2(A)},
-        absent=tuple(absent if drawn else [*absent, *noise, *LAWS]),
+        absent=tuple(absent if drawn else [*absent, *noise, *DRAWN_OUTPUTS]),
         grid=("B",),
         tiles={"": {"WARPS": 8, "STAGES": 1}},  # it reads ahead by itself
     )
 
 
 OUTPUTS = {"ids_BJ": "int32", "scores_BJ": "T", "margins_BJ": "float32"}
-LAWS = {"targets_BJK": "int32", "probs_BJK": "float32"}
+DRAWN_OUTPUTS = {"targets_BJK": "int32", "probs_BJK": "float32"}
 WALKS = {(offset, drawn): _walk(offset, drawn) for offset in (False, True) for drawn in (False, True)}
 NOISE = ("temperature_B", "uniform_BJ")
 REDUCED = {"V": 32_000}  # tokens of a reduced draft vocabulary
 OP = Op(
     name="selector_walk",
-    outputs=OUTPUTS | LAWS,
+    outputs=OUTPUTS | DRAWN_OUTPUTS,
     others={"offset_V": "int32", "temperature_B": "float32", "uniform_BJ": "float32"},
     reference=reference,
     plugged=plugged,

@@ -18,7 +18,20 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins.attention_merge import MERGE
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, NoPlugin, Op, Plugin, Runs, Use, cdiv, pow2
+from glmspec.plugins.spec import (
+    Compute,
+    Float32,
+    Int32,
+    NoPlugin,
+    Op,
+    Plugin,
+    Runs,
+    Use,
+    attributes_of,
+    cdiv,
+    inputs_of,
+    pow2,
+)
 
 _FP8 = "float8_e4m3fn"
 _WIDEST = 256  # columns of a float32 row: wider ones take more shared memory than a program has
@@ -107,27 +120,18 @@ _SPLIT: dict[str, Any] = dict(
     op="sparse_mla",
     function="split_kernel",
     outputs={"out_NSHV": "float32", "peak_NSH": "float32", "mass_NSH": "float32"},
-    attributes={"scale": float, "value_start": int},
-    scalars=("S",),
-    grid=(
-        lambda N, H, HEADS: N * cdiv(H, HEADS),
-        "S",
-    ),  # tokens of a step may be more than an axis other than x has programs
-)
-_LATENTS = {"q_NHD": "T", "cache_X1PD": "T", "rows_NK": "int32", "visible_NK": "int32"}
-SPLIT = Plugin(
-    name="sparse_mla_split",
-    inputs=_LATENTS,
-    absent=("scale_1",),
+    attributes=attributes_of(reference),
     sizes=_SIZES,
+    scalars=("S",),
+    # Tokens of a step may be more than an axis other than x has programs.
+    grid=(lambda N, H, HEADS: N * cdiv(H, HEADS), "S"),
     tiles={"": {"WARPS": 4, "STAGES": 2}},
-    **_SPLIT,
 )
+_INPUTS = inputs_of(reference)
+SPLIT = Plugin(name="sparse_mla_split", inputs=_INPUTS, absent=("scale_1",), **_SPLIT)
 SPLIT_FP8 = Plugin(
     name="sparse_mla_split_fp8",
-    inputs={**_LATENTS, "cache_X1PD": _FP8, "scale_1": "float32"},
-    sizes=_SIZES,
-    tiles={"": {"WARPS": 4, "STAGES": 2}},
+    inputs={**_INPUTS, "cache_X1PD": _FP8, **inputs_of(reference, "scale_1")},
     **_SPLIT,
 )
 _REAL = {"scale": 256**-0.5, "value_start": 64}

@@ -31,7 +31,7 @@ def blocks(probs: str, kind: str, verify_blocks: bool) -> tuple[torch.Tensor, to
     before_BQ = torch.stack(path, 1)
     draft_BQ = torch.cat([before_BQ[:, 1:], before_BQ[:, :1]], 1)
     rows = DRAWS * (DRAFTS + 1)
-    accepted, tokens = reject.judged(
+    accepted, tokens = reject.accepted(
         p_VV[before_BQ.flatten()], draft_BQ.flatten().to(INT), before_BQ.flatten().to(INT),
         torch.arange(rows).view(DRAWS, -1).to(INT), torch.full((DRAWS,), DRAFTS, dtype=INT),
         torch.rand(rows, generator=g), torch.rand(DRAWS, generator=g),
@@ -66,7 +66,7 @@ def test_the_test_sees_a_wrong_q():
     best = z.argmax(-1)  # drafted greedily, scored as if drawn from the softmax
     rows = torch.arange(DRAWS * 2).view(DRAWS, 2).to(INT)
     before = torch.stack([torch.zeros(DRAWS, dtype=torch.long), best[0].expand(DRAWS)], 1).flatten()
-    _, tokens = reject.judged(
+    _, tokens = reject.accepted(
         p_VV[before], best[before].to(INT), before.to(INT), rows, torch.ones(DRAWS, dtype=INT),
         torch.rand(DRAWS * 2, generator=g), torch.rand(DRAWS, generator=g), torch.zeros(DRAWS, dtype=INT),
         z.softmax(-1),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +26,11 @@ from glmspec.plugins.spec import (
     NoPlugin,
     Op,
     Plugin,
+    attributes_of,
     bind,
     cdiv,
     dims,
+    inputs_of,
     pow2,
     text,
     value,
@@ -153,13 +158,37 @@ def test_few_blocks_may_take_other_tokens_where_that_is_allowed():
     assert "ids_BJ: 1 of 2 differ" in disagreement(op, *one, share=0.01)
 
 
+def declared_by(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
+    """A function's inputs and attributes, by name, but for those that name what `others` hold."""
+    parameters = inspect.signature(function).parameters.values()
+    inputs = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    attributes = sorted(one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "given")
+    return inputs, attributes
+
+
 @pytest.mark.parametrize("op", [op for op in OPS.values() if op.plugged], ids=lambda op: op.name)
 def test_plugins_take_the_inputs_that_the_reference_declares(op):
-    parameters = [one for one in inspect.signature(op.plugged).parameters.values()][1:]
-    names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-    declared = [*op.inputs, *(name for name in op.optional if name not in op.others)]
-    assert names == declared
-    assert any(one.kind is one.VAR_POSITIONAL for one in parameters) == bool(op.others)
+    (run, *inputs), attributes = declared_by(op.plugged)
+    kinds = {one.kind for one in inspect.signature(op.plugged).parameters.values()}
+    assert run == "run"
+    assert inputs == declared_by(op.reference)[0]
+    assert attributes == declared_by(op.reference)[1] or inspect.Parameter.VAR_KEYWORD in kinds
+    assert (inspect.Parameter.VAR_POSITIONAL in kinds) == bool(op.others)
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=lambda op: op.name)
+def test_layers_take_the_inputs_and_attributes_that_the_reference_declares(op):
+    """A region hands what the lowering's parameters hold to the reference, in this order and by these names."""
+    module = sys.modules[op.reference.__module__]
+    lowering = module._scaled if op.name == "rounding" else module.native
+    assert declared_by(lowering) == declared_by(op.reference)
+
+
+def test_a_plugin_s_inputs_are_those_of_its_op():
+    assert inputs_of(OPS["kv_append"].reference, "scale_1", "order_L") == {"scale_1": "float32", "order_L": "int32"}
+    assert attributes_of(OPS["sparse_mla"].reference) == {"scale": float, "value_start": int}
+    with pytest.raises(KeyError, match="ordre_L"):
+        inputs_of(OPS["kv_append"].reference, "ordre_L")
 
 
 def test_a_reference_declares_the_op_s_inputs():

@@ -52,7 +52,7 @@ class Toy:
         before_R = path_BQ.flatten()
         draft_R = torch.cat([path_BQ[:, 1:], path_BQ[:, :1]], 1).flatten().to(INT)
         row_BQ = torch.arange(size * (DRAFTS + 1)).view(size, -1).to(INT)
-        accepted_B, tokens_BQ = reject.judged(
+        accepted_B, tokens_BQ = reject.accepted(
             self.p_VV[before_R], draft_R, before_R.to(INT), row_BQ, counts.to(INT), self.accept_BQ[blocks].flatten(),
             self.last_B[blocks], torch.full((size,), int(method == "block"), dtype=INT), self.q_VV,
         )  # fmt: skip

@@ -36,7 +36,7 @@ def test_25_frequencies_are_p_whatever_q_is(mode):
     drafts = q_ids[0][draw.reference(q.expand(n, -1), torch.rand(n, generator=g)).long()]
     rows = torch.arange(2 * n).view(n, 2).to(INT)
     pairs = torch.stack([drafts, torch.zeros_like(drafts)], 1).flatten()
-    _, tokens = reject.judged(
+    _, tokens = reject.accepted(
         p.expand(2 * n, -1), pairs, torch.zeros(2 * n, dtype=INT), rows, torch.ones(n, dtype=INT),
         torch.rand(2 * n, generator=g), torch.rand(n, generator=g), torch.zeros(n, dtype=INT), q, q_ids,
     )  # fmt: skip
