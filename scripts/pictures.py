@@ -42,7 +42,15 @@ class Picture:
         for number, line in enumerate(lines, 1):
             self.text(middle, top + 17 * number, line, 11, ink=PALE, at="middle", mono=mono)
 
-    def arrow(self, points: list[tuple[float, float]], words: str = "", *, at=None, dashed=False, side="start") -> None:
+    def arrow(
+        self,
+        points: list[tuple[float, float]],
+        words: str = "",
+        *,
+        at: tuple[float, float] = (0.0, 0.0),
+        dashed=False,
+        side="start",
+    ) -> None:
         """A line through the points that ends in a head. words: at the place `at`."""
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         dash = " stroke-dasharray='5 4'" if dashed else ""

@@ -2,7 +2,7 @@
 
     x -> gate -> A experts a token, and their weights -> experts -> + shared_experts(x)
 
-Legend: N tokens, D hidden, E experts, A experts a token, F expert width.
+Legend: N tokens, D hidden, E experts, A experts a token, G expert width, F = 2 G rows of gate and up.
 """
 
 from __future__ import annotations
