@@ -101,7 +101,7 @@ def test_a_planted_circle_is_found():
 
 def test_every_package_is_on_a_floor():
     assert set(SETUPTOOLS["package-dir"].values()) == set(FLOORS)
-    assert PYPROJECT["tool"]["pyright"]["include"] == FLOORS
+    assert PYPROJECT["tool"]["pyright"]["include"] == [*FLOORS, "scripts"]
 
 
 # -- editors --------------------------------------------------------------------------------------
