@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import inspect
 import json
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ PROGRAMS = 500  # that a test file's cases may run in all: the interpreter takes
 
 @dataclass
 class Case:
-    """One call of an op: inputs in order, attributes by name."""
+    """One call: inputs in order, attributes by name. op: its name, or `FOLDER:FUNCTION` of other launches."""
 
     op: str
     inputs: list[torch.Tensor]
@@ -112,12 +113,18 @@ def assert_agree(case: Case, found: tuple[torch.Tensor, ...], expected: tuple[to
     assert not said, said
 
 
+def launches(op: str) -> Callable[..., tuple[Any, ...]]:
+    """The function that a case calls."""
+    folder, _, name = op.partition(":")
+    return getattr(importlib.import_module(f"glmspec.plugins.{folder}"), name) if name else OPS[op].plugged
+
+
 def interpret_file(given: str, made: str, sm: str) -> None:
     """Interpret every case."""
     results = {}
     for name, (op, inputs, attributes) in torch.load(given).items():
         run = Launcher(sm, poison=POISON)
-        outputs = OPS[op].plugged(run, *inputs, **attributes)
+        outputs = launches(op)(run, *inputs, **attributes)
         results[name] = (tuple(outputs), run.programs)
     torch.save(results, made)
 
