@@ -69,11 +69,10 @@ class Deployment:
         return self.verifier.weights.net_config(self.compute).kinds
 
     def net_config(self, member: Member, profile: str) -> NetworkConfig:
-        """How a member's network is authored. TensorRT's own layer for experts is for decode-sized steps."""
+        """How a member's network is authored."""
         if member.accepts:
             return NetworkConfig(compute=self.compute, profile=profile)
-        moe = self.target.moe if profile == GENERATION else "composed"
-        return replace(member.weights.net_config(self.compute), profile=profile, moe=moe)
+        return replace(member.weights.net_config(self.compute), profile=profile)
 
     @property
     def has_plugins(self) -> bool:

@@ -44,6 +44,7 @@ DTYPES = {
         Dtype("float8_e8m0fnu", 8, "F8_E8M0", "uint8"),
         Dtype(FP4, 4, data_type="FP4"),  # in files two a byte, as uint8
         Dtype("uint8", 8, "U8", "uint8"),
+        Dtype("int8", 8, data_type="INT8", plugin="INT8", pointer="*i8"),  # NVFP4 codes as plugins read them
     )
 }
 HEADERS = {dtype.header: dtype for dtype in DTYPES.values() if dtype.header}

@@ -73,16 +73,14 @@ def _shape(dims: Shape, layout: Layout, units: int, size: tuple[int, int], matri
 class NetworkConfig:
     """compute: "float32" or "bfloat16". formats: of the weights that are quantized, by name. scaled: names of those
     whose activations are quantized too, by a scale of the checkpoint. profile: the steps it is for (see
-    `EngineLimits.profiles`). moe: "composed" of ordinary layers, or TensorRT's own "layer" (SM100, SM103). sizes:
-    contract symbols that are fixed, for a network of one static bucket. plugins: the GPU, like "SM100", whose plugins
-    stand in for layers; empty: layers only."""
+    `EngineLimits.profiles`). sizes: contract symbols that are fixed, for a network of one static bucket. plugins: the
+    GPU, like "SM100", whose plugins stand in for layers; empty: layers only."""
 
     compute: str
     mapping: Mapping = field(default_factory=Mapping)
     formats: abc.Mapping[str, str] = field(default_factory=dict)
     scaled: frozenset[str] = frozenset()
     profile: str = CONTEXT
-    moe: str = "composed"
     sizes: abc.Mapping[str, int] = field(default_factory=dict)
     plugins: str = ""
 
@@ -106,7 +104,8 @@ class NetworkConfig:
             plain = tensors_of(whole.name, dims, "float32", layout, False, 0)[""].shape
             return {"": TensorSpec(whole.name, whole.dtype, plain, WEIGHT)}
         tensors = tensors_of(whole.name, dims, format, layout, whole.name in self.scaled, 0)
-        return {suffix: _spec(tensor) for suffix, tensor in tensors.items()}
+        packed = bool(self.plugins) and layout.split.experts  # plugins read them
+        return {suffix: _spec(tensor, packed) for suffix, tensor in tensors.items()}
 
 
 def quantized_formats(formats: abc.Mapping[str, str]) -> dict[str, str]:
@@ -114,8 +113,10 @@ def quantized_formats(formats: abc.Mapping[str, str]) -> dict[str, str]:
     return {name: format for name, format in formats.items() if format in QUANTIZED}
 
 
-def _spec(tensor: RankTensor) -> TensorSpec:
-    """NVFP4 codes lie two a byte: a network sees them one by one."""
+def _spec(tensor: RankTensor, packed: bool) -> TensorSpec:
+    """NVFP4 codes lie two a byte: layers see them one by one. packed: as bytes, for plugins, which know no FP4."""
+    if tensor.dtype == "U8" and packed:
+        return TensorSpec(tensor.name, "int8", tensor.shape, WEIGHT)
     if tensor.dtype == "U8":
         return TensorSpec(tensor.name, FP4, (*tensor.shape[:-1], 2 * tensor.shape[-1]), WEIGHT)
     return TensorSpec(tensor.name, HEADERS[tensor.dtype].name, tensor.shape, WEIGHT)

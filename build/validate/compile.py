@@ -91,9 +91,9 @@ def units(deployment: Deployment, group_layers: int | None) -> Iterator[Unit]:
 
 
 def author(deployment: Deployment, unit: Unit, proxy: Backend) -> Network:
-    """A unit's network: composed experts, since the proxy's GPU has no layer for them, and every size fixed."""
+    """A unit's network, every size fixed."""
     member, limits = unit.member, deployment.limits
-    net_config = replace(deployment.net_config(member, GENERATION), moe="composed", sizes=bucket(deployment, member))
+    net_config = replace(deployment.net_config(member, GENERATION), sizes=bucket(deployment, member))
     model = member.model
     if unit.layers is not None:
         rows = member.index_topk(limits)
