@@ -104,8 +104,7 @@ class NetworkConfig:
             plain = tensors_of(whole.name, dims, "float32", layout, False, 0)[""].shape
             return {"": TensorSpec(whole.name, whole.dtype, plain, WEIGHT)}
         tensors = tensors_of(whole.name, dims, format, layout, whole.name in self.scaled, 0)
-        packed = bool(self.plugins) and layout.split.experts  # plugins read them
-        return {suffix: _spec(tensor, packed) for suffix, tensor in tensors.items()}
+        return {suffix: _spec(tensor) for suffix, tensor in tensors.items()}
 
 
 def quantized_formats(formats: abc.Mapping[str, str]) -> dict[str, str]:
@@ -113,10 +112,8 @@ def quantized_formats(formats: abc.Mapping[str, str]) -> dict[str, str]:
     return {name: format for name, format in formats.items() if format in QUANTIZED}
 
 
-def _spec(tensor: RankTensor, packed: bool) -> TensorSpec:
-    """NVFP4 codes lie two a byte: layers see them one by one. packed: as bytes, for plugins, which know no FP4."""
-    if tensor.dtype == "U8" and packed:
-        return TensorSpec(tensor.name, "int8", tensor.shape, WEIGHT)
+def _spec(tensor: RankTensor) -> TensorSpec:
+    """NVFP4 codes lie two a byte: a network sees them one by one."""
     if tensor.dtype == "U8":
         return TensorSpec(tensor.name, FP4, (*tensor.shape[:-1], 2 * tensor.shape[-1]), WEIGHT)
     return TensorSpec(tensor.name, HEADERS[tensor.dtype].name, tensor.shape, WEIGHT)
