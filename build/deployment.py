@@ -68,12 +68,11 @@ class Deployment:
         """The number formats among the verifier's weights (see `NetworkConfig`)."""
         return self.verifier.weights.net_config(self.compute).kinds
 
-    def net_config(self, member: Member, profile: str) -> NetworkConfig:
-        """How a member's network is authored. TensorRT's own layer for experts is for decode-sized steps."""
-        if member.accepts:
-            return NetworkConfig(compute=self.compute, profile=profile)
-        moe = self.target.moe if profile == GENERATION else "composed"
-        return replace(member.weights.net_config(self.compute), profile=profile, moe=moe)
+    def net_config(self, member: Member, profile: str, *, plugged: bool = False) -> NetworkConfig:
+        """How a member's network is authored. plugged: with plugins, where they are wanted and the target has them."""
+        own = NetworkConfig(compute=self.compute) if member.accepts else member.weights.net_config(self.compute)
+        plugins = self.target.gpu if plugged and self.has_plugins and self.plugins != PLUGINS_OFF else ""
+        return replace(own, profile=profile, plugins=plugins)
 
     @property
     def has_plugins(self) -> bool:
@@ -85,9 +84,7 @@ class Deployment:
     ) -> Network:
         """A member's network for a profile. static: every size fixed at its greatest. plugged: with plugins, where they
         are wanted and the target has them; for the target's own TensorRT only."""
-        net_config = self.net_config(member, profile)
-        if plugged and self.has_plugins and self.plugins != PLUGINS_OFF:
-            net_config = replace(net_config, plugins=self.target.compute_capability)
+        net_config = self.net_config(member, profile, plugged=plugged)
         if static:
             ranges = member.ranges(self.limits)[profile]
             net_config = replace(net_config, sizes={symbol: most for symbol, (_, _, most) in ranges.items()})

@@ -24,7 +24,7 @@ from glmspec.network.contract import CACHE, TABLE, WEIGHT, TensorSpec
 from glmspec.network.limits import CONTEXT
 from glmspec.network.reader import Graph, read
 from glmspec.network.trt import Backend
-from glmspec.network.trt_limits import MAX_ELEMENTS, NATIVE_PRODUCTS
+from glmspec.network.trt_limits import FP4_CAPABILITIES, MAX_ELEMENTS
 
 # Layers whose output is their input seen differently, or written in place.
 _VIEWS = ("SHUFFLE", "KV_CACHE_UPDATE", "IDENTITY", "CONSTANT")
@@ -189,8 +189,8 @@ def _too_small(deployment: Deployment, plan: MemoryPlan, available: int, needed:
     pooled = limits.pool_pages and room >= limits.pages_per_sequence
     lower = f"{'--max-cached-tokens' if pooled else '--max-model-len'} to {fits:,}" if fits else ""
     lower += "" if pooled else (" or " if lower else "") + "--max-num-batched-tokens"
-    native = NATIVE_PRODUCTS.get(target.compute_capability or "", ())
-    smaller = ", smaller weights (--quant nvfp4)" if "nvfp4" in native and "nvfp4" not in deployment.kinds else ""
+    narrower = target.compute_capability in FP4_CAPABILITIES and "nvfp4" not in deployment.kinds
+    smaller = ", smaller weights (--quant nvfp4)" if narrower else ""
     advice = f"Lower {lower}, or use" if plan.weights + plan.step + plan.rings < available else "Use"
     rings = f"sliding windows {size_text(plan.rings)}, " if plan.rings else ""
     return (

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from glmspec.build.kernel_list import name_layers
 from glmspec.core.errors import NetworkError
 from glmspec.network.graph import Network
 from glmspec.network.limits import Ranges
@@ -26,11 +27,13 @@ from glmspec.network.limits import Ranges
 @dataclass(frozen=True)
 class BuiltPlan:
     """plan: the serialized engine. log: what TensorRT said on the way. timing_cache: for the next build of something
-    alike; empty where TensorRT has none (tensorrt_rtx)."""
+    alike; empty where TensorRT has none (tensorrt_rtx). kernels: TensorRT's list of them (`kernel_list.py`), empty
+    where it printed none."""
 
     plan: bytes
     log: tuple[str, ...]
     timing_cache: bytes
+    kernels: tuple[str, ...]
 
 
 def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cache: bytes = b"") -> BuiltPlan:
@@ -41,8 +44,11 @@ def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cac
     cache = None if _ahead_of_time(config) else config.create_timing_cache(timing_cache)
     if cache is not None:
         config.set_timing_cache(cache, False)
+    name_layers(net)
+    config.profiling_verbosity = net.api.ProfilingVerbosity.DETAILED
     net.backend.take_errors()
     net.backend.take_lines()
+    net.backend.take_kernels()
     if _run_time_sizes(net) and config.add_optimization_profile(_profile(net, ranges)) < 0:
         raise NetworkError(f"{net.name}: TensorRT refuses the ranges of its inputs: {net.backend.take_errors()}")
     with _interruptible(net, config):
@@ -51,7 +57,7 @@ def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cac
     if plan is None:
         raise NetworkError(f"{net.name}: TensorRT could not build the network: {complaint or 'it gave no reason'}")
     kept = b"" if cache is None else bytes(config.get_timing_cache().serialize())
-    return BuiltPlan(bytes(plan), tuple(net.backend.take_lines()), kept)
+    return BuiltPlan(bytes(plan), tuple(net.backend.take_lines()), kept, tuple(net.backend.take_kernels()))
 
 
 @contextmanager

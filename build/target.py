@@ -15,9 +15,8 @@ GB = 10**9
 class Target:
     """One row of the table. package: the TensorRT that builds for it, None where the reference executor runs the
     network itself. compute_capability: TensorRT's name. memory: bytes of one GPU, None for the host's. bandwidth: its
-    bytes a second; flops: dense bfloat16 ones a second (as NVIDIA states them, 0 where nobody plans with them). moe:
-    form of the experts in steps of blocks (see `NetworkConfig`). The rest, here as for GPUs, are defaults for options
-    left out."""
+    bytes a second; flops: dense bfloat16 ones a second (as NVIDIA states them, 0 where nobody plans with them). The
+    rest, here as for GPUs, are defaults for options left out."""
 
     name: str
     description: str
@@ -26,7 +25,6 @@ class Target:
     memory: int | None
     bandwidth: float
     flops: float
-    moe: str
     compute: str = "bfloat16"  # dtype
     page_size: int = 64  # context rows a page
     max_model_len: int = 131_072
@@ -48,7 +46,7 @@ class Target:
 
 
 def _gpu(
-    name: str, description: str, package: str, capability: str, memory: int, bandwidth: float, flops: float, moe: str
+    name: str, description: str, package: str, capability: str, memory: int, bandwidth: float, flops: float
 ) -> Target:
     return Target(
         name=name,
@@ -58,7 +56,6 @@ def _gpu(
         memory=memory * GB,
         bandwidth=bandwidth,
         flops=flops,
-        moe=moe,
     )
 
 
@@ -73,7 +70,6 @@ TARGETS: dict[str, Target] = {
             memory=None,
             bandwidth=0.0,
             flops=0.0,
-            moe="composed",
             compute="float32",
             page_size=16,
             max_model_len=4096,
@@ -87,11 +83,10 @@ TARGETS: dict[str, Target] = {
             96,
             1.79e12,
             0.50e15,
-            "composed",
         ),
-        _gpu("b200", "B200, finished on a machine with that GPU", "tensorrt", "SM100", 180, 8e12, 2.25e15, "layer"),
-        _gpu("b300", "B300, finished on a machine with that GPU", "tensorrt", "SM103", 288, 8e12, 2.25e15, "layer"),
-        _gpu("h200", "H200, finished on a machine with that GPU", "tensorrt", "SM90", 141, 4.8e12, 0.99e15, "composed"),
+        _gpu("b200", "B200, finished on a machine with that GPU", "tensorrt", "SM100", 180, 8e12, 2.25e15),
+        _gpu("b300", "B300, finished on a machine with that GPU", "tensorrt", "SM103", 288, 8e12, 2.25e15),
+        _gpu("h200", "H200, finished on a machine with that GPU", "tensorrt", "SM90", 141, 4.8e12, 0.99e15),
     )
 }
 # What networks for a GPU that cannot be built for here are compiled for instead, to see that they compile.

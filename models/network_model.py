@@ -7,7 +7,7 @@ from typing import Any
 from glmspec.models.configs.illegal import ALL_LEGAL, IllegalIds
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
-from glmspec.network.graph import Network
+from glmspec.network.graph import Network, Plugged
 from glmspec.network.limits import EngineLimits
 from glmspec.network.module import Module
 from glmspec.network.trt import Backend
@@ -29,9 +29,12 @@ class NetworkModel(Module):
         """Authors the layers over `net.inputs` and marks the outputs."""
         raise NotImplementedError(type(self).__name__)
 
-    def author(self, limits: EngineLimits, net_config: NetworkConfig, backend: Backend) -> Network:
-        """The whole network, the same for every rank. Raises `NetworkError` that names the layer at fault."""
-        net = Network(self.name, net_config, backend, author)
+    def author(
+        self, limits: EngineLimits, net_config: NetworkConfig, backend: Backend, plugged: Plugged = author
+    ) -> Network:
+        """The whole network, the same for every rank. plugged: what stands in for layers where the config asks for
+        plugins. Raises `NetworkError` that names the layer at fault."""
+        net = Network(self.name, net_config, backend, plugged)
         net.declare(self.input_specs(limits, net_config) + self.weight_inputs(net_config))
         for weight in self.weights():
             weight.bind(net)

@@ -158,10 +158,11 @@ def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
     """The step of a network that declared `step_specs`, or those that its layers read."""
     net_config, k = net.config, limits.index_topk(config.index_topk)
     profile, experts = net_config.profile, config.n_routed_experts // net_config.mapping.ep
-    # Elements of the largest tensors: plugins read keys and latents in their pages, layers gather them first.
+    # Elements of the largest tensors: plugins read keys and latents in their pages and the experts that are hit, layers
+    # gather them first and compute all.
     index_columns = 1 if net_config.plugins else config.index_head_dim
     latent_elements = 1 if net_config.plugins else k * config.latent_dim
-    expert_elements = experts * max(config.hidden_size, 2 * config.moe_intermediate_size)
+    expert_elements = 1 if net_config.plugins else experts * max(config.hidden_size, 2 * config.moe_intermediate_size)
     index_tiles = limits.index_tiles(index_columns, profile)
     return Step(
         net=net,
@@ -173,7 +174,7 @@ def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
         index_tiles=index_tiles,
         index_heads=limits.index_heads(config.index_n_heads, index_tiles, profile),
         attention_tiles=limits.row_tiles(latent_elements, profile),
-        expert_tiles=limits.row_tiles(expert_elements if net_config.moe == "composed" else 1, profile),
+        expert_tiles=limits.row_tiles(expert_elements, profile),
     )
 
 

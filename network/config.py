@@ -73,16 +73,14 @@ def _shape(dims: Shape, layout: Layout, units: int, size: tuple[int, int], matri
 class NetworkConfig:
     """compute: "float32" or "bfloat16". formats: of the weights that are quantized, by name. scaled: names of those
     whose activations are quantized too, by a scale of the checkpoint. profile: the steps it is for (see
-    `EngineLimits.profiles`). moe: "composed" of ordinary layers, or TensorRT's own "layer" (SM100, SM103). sizes:
-    contract symbols that are fixed, for a network of one static bucket. plugins: the GPU, like "SM100", whose plugins
-    stand in for layers; empty: layers only."""
+    `EngineLimits.profiles`). sizes: contract symbols that are fixed, for a network of one static bucket. plugins: the
+    GPU, like "SM100", whose plugins stand in for layers; empty: layers only."""
 
     compute: str
     mapping: Mapping = field(default_factory=Mapping)
     formats: abc.Mapping[str, str] = field(default_factory=dict)
     scaled: frozenset[str] = frozenset()
     profile: str = CONTEXT
-    moe: str = "composed"
     sizes: abc.Mapping[str, int] = field(default_factory=dict)
     plugins: str = ""
 

@@ -135,6 +135,10 @@ class Network:
             self.inputs[spec.name] = Tensor(self, given)
             self._specs.append(spec)
 
+    def late_input(self, name: str, dtype: str, dims: Sequence[int]) -> Tensor:
+        """An input in place of what layers would compute; no part of the contract."""
+        return Tensor(self, self.definition.add_input(name, self.backend.dtype(dtype), tuple(dims)))
+
     def output(self, tensor: Tensor, spec: TensorSpec) -> None:
         """Mark an output. Raises `NetworkError` when the tensor does not fit `spec`."""
         spec = self.config.fixed(spec)
@@ -144,7 +148,8 @@ class Network:
         if tensor.dtype != spec.dtype or not fits:
             raise NetworkError(f"{self.name}: output {spec}: the network gives {tensor.dtype}{list(tensor.shape)}")
         tensor.trt.name = spec.name
-        self.definition.mark_output(tensor.trt)
+        if not tensor.trt.is_network_input:  # a late one
+            self.definition.mark_output(tensor.trt)
         self._outputs.append(spec)
 
     def contract(self) -> Contract:
@@ -152,6 +157,11 @@ class Network:
         return Contract(tuple(self._specs), tuple(self._outputs))
 
     # -- names -----------------------------------------------------------------------------
+
+    @property
+    def where(self) -> str:
+        """The module whose layers are being made."""
+        return self._scope[-1] if self._scope else self.name
 
     @contextmanager
     def scope(self, path: str) -> Iterator[None]:
@@ -188,6 +198,8 @@ class Network:
                 "outputs": [tensor.trt.name for tensor in region.outputs],
                 "attributes": region.attributes,
             }
+            if region.first is None:  # its outputs came from elsewhere
+                continue
             metadata = json.loads(region.first.metadata)  # of a plugin layer: which plugin
             region.first.metadata = json.dumps(metadata | head, sort_keys=True)
         return self
@@ -196,7 +208,7 @@ class Network:
 
     def add(self, layer: Any, kind: str, outputs: int = 1) -> Any:
         """Name a fresh layer and read its shapes. Returns a Tensor, or a tuple of them."""
-        label = f"{self._scope[-1] if self._scope else self.name}/{kind}"
+        label = f"{self.where}/{kind}"
         self._counts[label] += 1
         name = f"{label}.{self._counts[label]}"
         if layer is None:

@@ -3,9 +3,8 @@
 Axes are non-negative. In `reshape`, 0 copies the input's dimension at that position and
 -1 is inferred, as in TensorRT.
 
-Legend: N rows or tokens, D columns, C columns of a matrix, H heads (of a cache: key/value heads), F columns of a head
-(of experts: their width), E half of the rotary columns (of experts: how many there are), A experts a token, X pages,
-P rows a page.
+Legend: N rows or tokens, D columns, C columns of a matrix, H heads (of a cache: key/value heads), F columns of a head,
+E half of the rotary columns, X pages, P rows a page.
 """
 
 from __future__ import annotations
@@ -280,17 +279,6 @@ def _collective(x: Tensor, operation: str, reduction: str) -> Tensor:
         layer.num_ranks = net.config.mapping.tp
         layer.metadata = json.dumps({"collective": operation})  # TensorRT does not let it be read back
     return net.add(layer, operation.lower())
-
-
-def moe(
-    x_1ND: Tensor, expert_1NA: Tensor, score_1NA: Tensor, gate_EDF: Tensor, up_EDF: Tensor, down_EFD: Tensor
-) -> Tensor:
-    """TensorRT's own mixture-of-experts layer, SiLU-gated (SM100, SM103): [1, N, D]."""
-    net = x_1ND.net
-    layer = net.definition.add_moe(x_1ND.trt, expert_1NA.trt, score_1NA.trt)
-    if layer is not None:
-        layer.set_gated_weights(gate_EDF.trt, up_EDF.trt, down_EFD.trt, net.api.MoEActType.SILU)
-    return net.add(layer, "moe")
 
 
 def kv_update(cache_XHPD: Tensor, rows_NHD: Tensor, offset_X: Tensor, cumulative_X1: Tensor) -> Tensor:

@@ -207,7 +207,6 @@ _READERS: dict[str, tuple[str, Reader]] = {
         "IMatrixMultiplyLayer",
         lambda layer, _: {"transpose": [_enum(side) == "TRANSPOSE" for side in (layer.op0, layer.op1)]},
     ),
-    "MOE": ("IMoELayer", _attributes(activation="activation_type")),
     "NORMALIZATION": (
         "INormalizationLayer",
         lambda layer, _: {"axes": _axes(layer.axes), "epsilon": layer.epsilon, "groups": layer.num_groups},

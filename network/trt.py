@@ -30,7 +30,8 @@ class Backend:
         self.version: str = module.__version__
         self.errors: list[str] = []  # error lines nobody has taken yet
         self.lines: list[str] = []  # warnings and remarks, likewise
-        self.logger = _logger(module, self.errors, self.lines)
+        self.kernels: list[str] = []  # of what was built last, a line each
+        self.logger = _logger(module, self.errors, self.lines, self.kernels)
         self._dtypes = {name: getattr(module.DataType, theirs) for name, theirs in DATA_TYPES.items()}
         self._names = {value: name for name, value in self._dtypes.items()}
 
@@ -45,6 +46,12 @@ class Backend:
         lines = list(self.lines)
         self.lines.clear()
         return lines
+
+    def take_kernels(self) -> list[str]:
+        """The list of kernels since the last call, a line each."""
+        kernels = list(self.kernels)
+        self.kernels.clear()
+        return kernels
 
     def builder(self) -> Any:
         """A fresh builder. Making one logs under a lock that the end of another one wants, and a garbage collection may
@@ -79,11 +86,11 @@ def backend(package: str | None = None) -> Backend:
     raise MissingCapability(f"{package or 'tensorrt_rtx'} cannot be imported on this machine (pip install {install}).")
 
 
-def _logger(module: ModuleType, errors: list[str], lines: list[str]) -> Any:
+def _logger(module: ModuleType, errors: list[str], lines: list[str], kernels: list[str]) -> Any:
     severity = module.ILogger.Severity
 
     class Log(module.ILogger):
-        """Keeps errors, warnings and remarks; drops lower levels."""
+        """Keeps errors, warnings, remarks and the list of kernels; drops what else is of a lower level."""
 
         def log(self, level: Any, message: str) -> None:
             if any(noise in message for noise in _NOISE):
@@ -92,5 +99,7 @@ def _logger(module: ModuleType, errors: list[str], lines: list[str]) -> Any:
                 errors.append(message)
             elif level <= severity.INFO and len(lines) < _MAX_LINES:
                 lines.append(f"{str(level).rpartition('.')[2]}: {message}")
+            elif ", LayerType: " in message:
+                kernels.extend(line for line in message.splitlines() if line.startswith("Name: "))
 
     return Log()

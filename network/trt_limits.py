@@ -11,11 +11,4 @@ MAX_AXES = 8  # of one tensor
 KV_CACHE_DTYPES = ("float32", "float16", "bfloat16")  # of an in-place cache update: FP8 and INT8 are refused
 # Layers that float8 and float4 tensors may feed. (Everything else wants them dequantized.)
 QUANTIZED_READERS = ("DEQUANTIZE", "CONCATENATION", "SHUFFLE", "SHAPE", "IDENTITY", "PLUGIN", "PLUGIN_V2", "PLUGIN_V3")
-MOE_CAPABILITIES = ("SM100", "SM103", "SM110")  # GPUs that have the mixture-of-experts layer (documented)
-# Data types that a GPU multiplies natively (documented): a network with others is dequantized first, slowly.
-NATIVE_PRODUCTS = {
-    "SM90": ("float32", "bfloat16", "fp8", "fp8_block"),
-    "SM100": ("float32", "bfloat16", "fp8", "fp8_block", "nvfp4"),
-    "SM103": ("float32", "bfloat16", "fp8", "fp8_block", "nvfp4"),
-    "SM120": ("float32", "bfloat16", "fp8", "fp8_block", "nvfp4"),
-}
+FP4_CAPABILITIES = ("SM100", "SM103", "SM120")  # GPUs whose tensor cores multiply FP4 (documented)

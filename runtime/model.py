@@ -106,7 +106,9 @@ def _weight(spec: TensorSpec, weights: Tensors) -> torch.Tensor:
     if spec.name not in weights:
         raise EngineError(f"weight {spec}: not in the checkpoint the engine was built for")
     tensor = weights[spec.name]
-    return tensor if spec.dtype == FP4 else tensor.to(getattr(torch, spec.dtype))
+    if spec.dtype in (FP4, "int8"):  # codes, two a byte
+        return tensor if spec.dtype == FP4 else tensor.view(torch.int8)
+    return tensor.to(getattr(torch, spec.dtype))
 
 
 def _zeros(spec: TensorSpec, pages: dict[str, int]) -> torch.Tensor:

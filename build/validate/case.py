@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from glmspec.build.deployment import Deployment
 from glmspec.build.member import Member
@@ -44,6 +45,8 @@ class Case:
     deployment: Deployment
     tick: Callable[[str], None] = lambda what: None
     steps: list[Graph] | None = None
+    records: list[tuple[Any, dict[str, Any] | str]] | None = None  # of stage "build", for every network it compiled
+    compiling: dict[str, float] = field(default_factory=dict)  # networks built and known, layers, seconds
     _authored: dict[tuple[str, str], Authored] = field(default_factory=dict)
 
     @cached_property

@@ -74,7 +74,7 @@ def rank_faults(graph: Graph, parts: dict[str, str]) -> Iterator[Fault]:
         if node.kind == "DIST_COLLECTIVE":
             yield from _collective_faults(node, divided)
         elif divided and node.kind != "SHAPE":  # every rank has the same shapes
-            experts = node.region is not None and ops[node.region["region"]] == "moe"
+            experts = node.region is not None and ops[node.region["region"]].startswith("moe")
             if wrong := None if experts else _misused(node, len(inputs), divided, states):
                 yield wrong
                 continue

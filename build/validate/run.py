@@ -24,7 +24,7 @@ from glmspec.build.deployment import Deployment, open_deployment
 from glmspec.build.settings import BuildOptions
 from glmspec.build.target import Target
 from glmspec.build.validate import compile as aot
-from glmspec.build.validate import coverage, kernels, layers, ranks, tensorrt_limits, twin, weights
+from glmspec.build.validate import coverage, kernels, layers, products, ranks, tensorrt_limits, twin, weights
 from glmspec.build.validate.case import Case, StageResult
 from glmspec.build.validate.report import Fault, Outcome, Report, fault_of
 from glmspec.core.errors import CheckpointError, GlmspecError, MissingCapability, os_error_text
@@ -123,6 +123,7 @@ STAGES = (
     Stage("memory", "one GPU holds it", _memory, ("layers",)),
     Stage("limits", "TensorRT's limits", tensorrt_limits.check, ("layers", "memory")),
     Stage("build", "ahead-of-time build", aot.check, ("layers", "memory"), slow=True),
+    Stage("products", "quantized weights are multiplied as they are", products.check, ("build",), slow=True),
     Stage("twin", "a scaled-down twin computes what transformers does", twin.check, ("config",), slow=True),
     Stage("kernels", "plugin kernels compile", kernels.check, ("config",), slow=True),
 )

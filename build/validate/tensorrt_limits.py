@@ -17,8 +17,6 @@ from glmspec.network.trt_limits import (
     MAX_AXES,
     MAX_ELEMENTS,
     MAX_TOPK,
-    MOE_CAPABILITIES,
-    NATIVE_PRODUCTS,
 )
 
 
@@ -36,8 +34,6 @@ def check(case: Case, _) -> StageResult:
         faults += volume_faults(volumes, case.deployment.limits)
         largest = max(largest, *(math.prod(value.shape) for _, value in volumes))
     facts = [f"TopK up to {MAX_TOPK}, tensors up to {MAX_ELEMENTS:,} elements (largest found {largest:,})"]
-    if capability and (slow := [kind for kind in case.deployment.kinds if kind not in NATIVE_PRODUCTS[capability]]):
-        facts.append(f"{capability} has no product in {', '.join(slow)}: it is dequantized first")
     numbers = {"most_topk": MAX_TOPK, "most_elements": MAX_ELEMENTS, "largest_elements": largest}
     return StageResult(tuple(facts), tuple(faults), numbers)
 
@@ -51,9 +47,6 @@ def layer_faults(graph: Graph, capability: str | None) -> Iterator[Fault]:
         if node.kind == "KV_CACHE_UPDATE" and node.operands[0].dtype not in KV_CACHE_DTYPES:
             legal = ", ".join(KV_CACHE_DTYPES)
             yield Fault(node.name, f"cache: found {node.operands[0].dtype}, expected {legal}.", "Choose another dtype.")
-        if node.kind == "MOE" and capability not in MOE_CAPABILITIES:
-            legal = ", ".join(MOE_CAPABILITIES)
-            yield Fault(node.name, f"the layer is for {legal}, not {capability}.", "Use the composed form.")
         yield from _shape_faults(node)
 
 

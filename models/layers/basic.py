@@ -10,7 +10,7 @@ Legend: N tokens, D input columns, F output columns, R rows whose logits are ask
 from __future__ import annotations
 
 from glmspec.models.configs.illegal import IllegalIds
-from glmspec.models.layers.quantized import dequantized, rounded
+from glmspec.models.layers.quantized import product
 from glmspec.network import ops
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TABLE, TensorSpec
@@ -56,8 +56,7 @@ class Linear(Module):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         """[N, D] -> [N, F]."""
-        weight = dequantized(self.weight)
-        return ops.matmul(rounded(ops.cast(x_ND, weight.dtype), self.weight), weight, transpose_b=True)
+        return product(x_ND, self.weight)
 
 
 def own_ids(ids: Tensor, start: str, count: int) -> tuple[Tensor, Tensor]:

@@ -7,16 +7,22 @@ Legend: N tokens, D hidden, E experts, A experts a token, G expert width, F = 2 
 
 from __future__ import annotations
 
-from functools import partial
-
+from glmspec.core.errors import NetworkError
 from glmspec.models.configs.verifier import VerifierConfig
-from glmspec.models.layers.basic import EXPERT_START, MLP, own_ids
-from glmspec.models.layers.quantized import activation_format, dequantized, rounded
+from glmspec.models.layers.basic import EXPERT_START, MLP
 from glmspec.models.layers.tiles import in_tiles
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.network.module import Module, Weight
-from glmspec.plugins import lowest_topk, moe
+from glmspec.plugins import lowest_topk, moe, moe_fp8, moe_fp8_block, moe_nvfp4
+
+# The op for each number format of the experts, and the fields of gate_up and of down that it takes, in its order.
+_OPS = {
+    None: (moe.native, ("",)),
+    "fp8": (moe_fp8.native, ("", "scale", "input_scale")),
+    "fp8_block": (moe_fp8_block.native, ("", "scale_inv")),
+    "nvfp4": (moe_nvfp4.native, ("", "scale", "scale_2", "input_scale")),
+}
 
 
 class Router(Module):
@@ -54,23 +60,22 @@ class Experts(Module):
 
     def forward(self, x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor, tiles: int) -> Tensor:
         """[N, D] -> [N, D]: of the rank's own experts, or its part of each. tiles: of the rows."""
-        x_ND = rounded(x_ND, self.gate_up_proj)
-        expert_NA, weight_NA = self._own(expert_NA, weight_NA)
-        experts = partial(
-            moe.native,
-            gate_up_EFD=dequantized(self.gate_up_proj),
-            down_EDG=dequantized(self.down_proj),
-            middle_E=self.down_proj.fields.get("input_scale"),
-            middle=activation_format(self.down_proj),
-        )
-        return in_tiles(experts, tiles, x_ND, expert_NA, weight_NA)
+        if expert_NA.net.config.mapping.ep > 1:  # ids as this rank numbers its own: others' are out of range
+            expert_NA = expert_NA - expert_NA.net.inputs[EXPERT_START]
+        return in_tiles(self._chosen, tiles, x_ND, expert_NA, weight_NA)
 
-    def _own(self, expert_NA: Tensor, weight_NA: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids among the rank's experts; those of other ranks become expert 0 with weight 0."""
-        if expert_NA.net.config.mapping.ep == 1:
-            return expert_NA, weight_NA
-        own_NA, here_NA = own_ids(expert_NA, EXPERT_START, self.down_proj.fields[""].shape[0])
-        return own_NA, ops.select(here_NA, weight_NA, 0.0)
+    def _chosen(self, *tokens: Tensor) -> Tensor:
+        """The op of the weights' format."""
+        op, suffixes = _OPS[self.gate_up_proj.format]
+        fields = [self.gate_up_proj.fields, self.down_proj.fields]
+        if fields[0].keys() != fields[1].keys():
+            names = [", ".join(sorted(of)) for of in fields]
+            raise NetworkError(
+                f"{self.gate_up_proj.name}: found the fields {names[0]}, and {names[1]} of down_proj; "
+                "expected the same: one format, and scales of activations for both or none"
+            )
+        given = [of[suffix] for suffix in suffixes for of in fields if suffix in of]
+        return op(*tokens, *given)
 
 
 class MixtureOfExperts(Module):

@@ -1,11 +1,12 @@
-"""Weights in a number format, as layers use them: dequantized before the product, activations rounded to match.
+"""Products with weights in a number format: the one place where a layer multiplies by such a weight.
 
-That is the pattern which TensorRT turns into a low-precision product. NVFP4's global activation scale must be a
-build-time constant to TensorRT, so activations are divided by it before, and it is 1 there: engines stay valid for
-every checkpoint of their shape.
+Where a checkpoint has a scale of activations too, the product is *folded*: TensorRT multiplies in FP8 or FP4 only where
+the scalar scales of its quantize and dequantize layers are build-time constants, so they are 1 there, x is divided by
+its scale before, and the product is multiplied by both scales after, in float32. Engines stay valid for every
+checkpoint of their shape, and no rounding is added. `validate` proves the operands' types of every such product from a
+compiled plan. Weights without a scale of activations are dequantized: their products are the compute dtype's.
 
-Legend: N tokens, D columns of an activation, U units of a weight (experts, their gate and up halves), R rows and C
-columns of a unit.
+Legend: N tokens, C columns of an activation and of a weight, R rows of a weight.
 """
 
 from __future__ import annotations
@@ -18,68 +19,45 @@ from glmspec.network.module import Weight
 from glmspec.plugins import rounding
 
 
-def dequantized(weight: Weight) -> Tensor:
-    """The weight in the compute dtype, [R, C] or [experts, rows, C]; a plain weight as it is."""
+def product(x_NC: Tensor, weight: Weight) -> Tensor:
+    """x W^T, [N, R], in the compute dtype; in the weight's own dtype where that is plain."""
     if weight.format is None:
-        return weight.tensor
-    lower = {"fp8_block": _fp8_block, "fp8": _fp8, "nvfp4": _nvfp4}.get(weight.format)
-    if lower is None:
-        raise NetworkError(f"{weight.name}: found format {weight.format}, expected fp8_block, fp8 or nvfp4")
-    return lower(weight.fields)
+        return ops.matmul(ops.cast(x_NC, weight.tensor.dtype), weight.tensor, transpose_b=True)
+    fields, x_NC = weight.fields, ops.cast(x_NC, x_NC.net.compute)
+    if "input_scale" in fields:
+        return _folded(x_NC, fields, weight.format)
+    if weight.format == "fp8_block":
+        return ops.matmul(_rounded_blocks(x_NC), _dequantized_blocks(fields), transpose_b=True)
+    return ops.matmul(x_NC, _dequantized(weight), transpose_b=True)
 
 
-def activation_format(weight: Weight) -> str | None:
-    """The format to which the weight's input is rounded: FP8 blocks need no scale of the checkpoint, others do."""
-    return weight.format if weight.format == "fp8_block" or "input_scale" in weight.fields else None
+def _folded(x_NC: Tensor, fields: dict[str, Tensor], format: str) -> Tensor:
+    """x scaled and rounded, times the codes' values, times the two scales."""
+    codes_RC, input_scale = fields[""], fields["input_scale"]
+    scale = fields["scale_2" if format == "nvfp4" else "scale"]
+    values_RC = rounding.unscaled(codes_RC, fields["scale"] if format == "nvfp4" else None)
+    product_NR = ops.matmul(rounding.native(x_NC, input_scale, format=format), values_RC, transpose_b=True)
+    return ops.cast(product_NR * input_scale * scale, x_NC.dtype)
 
 
-def rounded(x_ND: Tensor, weight: Weight) -> Tensor:
-    """The input of a product with the weight, [N, C], rounded as the weight's format wants it. Experts and their halves
-    share one scale, the largest."""
-    format = activation_format(weight)
-    if format is None:
-        return x_ND
-    scale = weight.fields.get("input_scale")
-    if scale is None:  # then it is the same for all products of x
-        key = ("rounded", x_ND.trt.name, format)
-        if key not in x_ND.net.shared:
-            x_ND.net.shared[key] = rounding.native(x_ND, format=format)
-        return x_ND.net.shared[key]
-    if scale.rank:
-        scale = ops.reduce(ops.reshape(scale, (-1,)), "MAX", 0, keep=False)
-    return rounding.native(x_ND, scale, format=format)
+def _rounded_blocks(x_NC: Tensor) -> Tensor:
+    """x rounded in blocks of 1 x 128, once for all products of it."""
+    shared, key = x_NC.net.shared, ("rounded", x_NC.trt.name)
+    if key not in shared:
+        shared[key] = rounding.blocks(x_NC)
+    return shared[key]
 
 
-def _fp8_block(fields: dict[str, Tensor]) -> Tensor:
-    codes, scale = fields[""], fields["scale_inv"]
-    if codes.rank == 2:
-        return ops.dequantize(codes, scale, codes.net.compute, (BLOCK, BLOCK))
-    rows = codes.shape[1]
-    if scale.shape[1] == -(-rows // BLOCK):
-        return ops.dequantize(codes, scale, codes.net.compute, (1, BLOCK, BLOCK))
-    # Gate and up each end in a partial block: take them apart first.
-    codes_URC = ops.reshape(codes, (-1, rows // 2, codes.shape[2]))
-    scale_U = ops.reshape(scale, (-1, scale.shape[1] // 2, scale.shape[2]))
-    plain_URC = ops.dequantize(codes_URC, scale_U, codes.net.compute, (1, BLOCK, BLOCK))
-    return ops.reshape(plain_URC, codes.shape)
+def _dequantized_blocks(fields: dict[str, Tensor]) -> Tensor:
+    return ops.dequantize(fields[""], fields["scale_inv"], fields[""].net.compute, (BLOCK, BLOCK))
 
 
-def _fp8(fields: dict[str, Tensor]) -> Tensor:
-    codes = fields[""]
-    scale, block = _unit_scale(fields["scale"], codes.shape)
-    return ops.dequantize(codes, scale, codes.net.compute, block)
-
-
-def _nvfp4(fields: dict[str, Tensor]) -> Tensor:
-    codes, compute = fields[""], fields[""].net.compute
-    scale_2, block = _unit_scale(fields["scale_2"], fields["scale"].shape)
-    scale = ops.dequantize(fields["scale"], scale_2, compute, block)
-    return ops.dequantize(codes, scale, compute, (1,) * (codes.rank - 1) + (GROUP,))
-
-
-def _unit_scale(scale: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """A scale of shape [], [experts] or [experts, 2] as one for each block of a tensor, and the block."""
-    if not scale.rank:
-        return scale, ()
-    halves = scale.shape[1] if scale.rank == 2 else 1
-    return ops.reshape(scale, (dims[0], halves, 1)), (1, dims[1] // halves, dims[2])
+def _dequantized(weight: Weight) -> Tensor:
+    """A weight [R, C] whose activations stay as they are, in the compute dtype."""
+    fields, compute = weight.fields, weight.fields[""].net.compute
+    if weight.format == "fp8":
+        return ops.dequantize(fields[""], fields["scale"], compute)
+    if weight.format == "nvfp4":
+        scale = ops.dequantize(fields["scale"], fields["scale_2"], compute)
+        return ops.dequantize(fields[""], scale, compute, (1, GROUP))
+    raise NetworkError(f"{weight.name}: found format {weight.format}, expected fp8_block, fp8 or nvfp4")

@@ -239,12 +239,6 @@ def _collective(node: Node, _: Variables, x: str) -> str:
     return f"ranks.{operation.lower()}({node.name!r}, {x})"
 
 
-def _moe(node: Node, _: Variables, *names: str) -> str:
-    if node.attributes["activation"] != "SILU" or len(names) != 6:
-        raise _unknown(node, "a mixture of experts that is not SiLU-gated, or has biases or scales")
-    return f"fn.moe({', '.join(names)})"
-
-
 _EMITTERS: dict[str, Callable[..., str]] = {
     "ACTIVATION": lambda node, _, x: _pick(_ACTIVATION, node).format(x),
     "CAST": lambda node, _, x: f"{x}.to(torch.{node.attributes['to']})",
@@ -259,7 +253,6 @@ _EMITTERS: dict[str, Callable[..., str]] = {
     "IDENTITY": lambda node, _, x: x,
     "KV_CACHE_UPDATE": _kv_update,
     "MATRIX_MULTIPLY": _matmul,
-    "MOE": _moe,
     "NORMALIZATION": _normalization,
     "QUANTIZE": _quantize,
     "REDUCE": _reduce,

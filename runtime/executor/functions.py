@@ -1,7 +1,6 @@
 """Functions in torch that the generated step calls where a TensorRT layer is more than one torch expression.
 
-Legend: N rows, H heads, F columns of a head (of experts: their width), E half of the rotary columns (of experts: how
-many there are), P pairs of columns, D hidden, A experts a token.
+Legend: N rows, H heads, F columns of a head, E half of the rotary columns, P pairs of columns, D hidden.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ from torch.nn import functional
 
 from glmspec.network.formats import FP4_MAX, GROUP
 from glmspec.plugins import kv_append as append_op
-from glmspec.plugins import moe as moe_op
 from glmspec.plugins.quantize_blocks import to_e4m3
-from glmspec.plugins.rounding import to_e2m1
+from glmspec.plugins.rounding import FP4_VALUES, to_e2m1
 
 write_slots, kv_append, kv_update = append_op.slots, append_op.append, append_op.write
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # by code
 
 
 def topk(x: torch.Tensor, k: int, axis: int, largest: bool, lowest_wins: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -85,6 +82,8 @@ def dequantize(
 def _spread(scale: torch.Tensor, shape: torch.Size, block: list[int] | None, axis: int) -> torch.Tensor:
     """A scale for every element, or one that broadcasts, float32."""
     wide = scale.float()
+    if block is None and wide.dim() == len(shape):  # NVFP4: one for so many along the axis
+        return wide.repeat_interleave(shape[axis] // wide.shape[axis], axis)
     if block is None:
         return wide if axis < 0 or not wide.dim() else wide.view([-1 if at == axis else 1 for at in range(len(shape))])
     for at, (size, by) in enumerate(zip(shape, block, strict=True)):
@@ -103,17 +102,11 @@ def dynamic_quantize(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor
 
 def pack(values: torch.Tensor) -> torch.Tensor:
     """e2m1 values as codes, two a byte."""
-    size = torch.bucketize(values.abs(), values.new_tensor(_FP4[:8]))
+    size = torch.bucketize(values.abs(), values.new_tensor(FP4_VALUES[:8]))
     code = (size + 8 * torch.signbit(values)).to(torch.uint8)
     return code[..., 0::2] | code[..., 1::2] << 4
 
 
 def unpack(codes: torch.Tensor) -> torch.Tensor:
     """Codes two a byte as float32 values."""
-    return torch.tensor(_FP4)[torch.stack([codes & 15, codes >> 4], -1).int()].flatten(-2)
-
-
-def moe(x_1ND, expert_1NA, score_1NA, gate_EDF, up_EDF, down_EFD) -> torch.Tensor:
-    """TensorRT's layer by the op's reference: the chosen experts only."""
-    gate_up_EFD = torch.cat([gate_EDF.mT, up_EDF.mT], 1)
-    return moe_op.reference(x_1ND[0], expert_1NA[0], score_1NA[0], gate_up_EFD, down_EFD.mT).unsqueeze(0)
+    return torch.tensor(FP4_VALUES)[torch.stack([codes & 15, codes >> 4], -1).int()].flatten(-2)

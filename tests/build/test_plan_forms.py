@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.models import calibrated, random_verifier
+from support.forms import FORMS, SIZES, conversion
+from support.models import random_verifier
 
 from glmspec.build.plan import build_plan
-from glmspec.convert.calibration import Activations
-from glmspec.convert.conversion import ConvertOptions, plan_conversion
-from glmspec.convert.recipe import RECIPES, Recipe, Rule
 from glmspec.models.layer_group import LayerGroup
 from glmspec.models.registry import model_of
 from glmspec.network.limits import CONTEXT, GENERATION, EngineLimits
@@ -22,31 +20,6 @@ TRT = backend("tensorrt_rtx")
 LIMITS = EngineLimits(
     max_model_len=500, max_num_seqs=2, max_num_batched_tokens=64, page_size=16, segment_rows=12, block_rows=9
 )
-SIZES = dict(
-    num_hidden_layers=3,
-    indexer_types=["full", "shared", "full"],
-    first_k_dense_replace=1,
-    hidden_size=128,
-    q_lora_rank=64,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    v_head_dim=32,
-    qk_nope_head_dim=24,
-    intermediate_size=512,
-    moe_intermediate_size=512,
-    n_routed_experts=4,
-    vocab_size=101,
-)
-EVERYTHING = Rule("*", "fp8")
-MIXED = (Rule("*.mlp.experts.*", "nvfp4"), Rule("*.self_attn.o_proj", "fp8"), Rule("*", "fp8_block"))
-FORMS = {
-    "FP8 blocks": (RECIPES["fp8"], False),
-    "NVFP4 weights": (RECIPES["nvfp4"], False),
-    "NVFP4 weights and activations": (RECIPES["nvfp4"], True),
-    "FP8 weights": (Recipe("fp8", (EVERYTHING,), "bfloat16"), False),
-    "FP8 weights and activations": (Recipe("fp8", (EVERYTHING,), "bfloat16"), True),
-    "mixed": (Recipe("mixed", MIXED, "bfloat16"), True),
-}
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +27,6 @@ def folder(tmp_path_factory):
     home = tmp_path_factory.mktemp("forms")
     random_verifier(home / "hf", seed=4, **SIZES)
     return home / "hf"
-
-
-def conversion(folder, name: str, mapping: Mapping):
-    recipe, rounds = FORMS[name]
-    return plan_conversion(
-        folder, ConvertOptions(recipe, mapping, calibrated(folder, 8.0) if rounds else Activations())
-    )
 
 
 @pytest.mark.parametrize("name, mapping", [*((name, Mapping()) for name in FORMS), ("mixed", Mapping(4, 2))])

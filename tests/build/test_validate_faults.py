@@ -22,7 +22,7 @@ from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.core.errors import NetworkError
 from glmspec.models import verifier
-from glmspec.models.layers import basic, mla, moe
+from glmspec.models.layers import basic, mla, moe, quantized
 from glmspec.network import limits, ops, shards
 from glmspec.plugins import compiler, index_topk, sparse_mla
 from glmspec.plugins import moe as moe_op
@@ -171,25 +171,6 @@ def _little_memory(monkeypatch, source, home):
     monkeypatch.setattr(compiler, "SHARED_MEMORY", 16)
 
 
-def _always_the_layer(x_ND, *rest, **attributes):
-    from dataclasses import replace
-
-    x_ND.net.config = replace(x_ND.net.config, moe="layer")
-    return moe_op.native(x_ND, *rest, **attributes)
-
-
-class _MoeLayer:
-    """The op as TensorRT's own layer, wherever it is authored."""
-
-    native = staticmethod(_always_the_layer)
-
-
-class _Swapped:
-    """The op with gate and up changed about."""
-
-    native = staticmethod(_halves_swapped)
-
-
 PLANTS: dict[str, Plant] = {
     "contradictory indexer pattern": Plant("config", "indexer_types", in_config(index_topk_pattern="FSSS")),
     "K over TensorRT's limit": Plant(
@@ -212,7 +193,7 @@ PLANTS: dict[str, Plant] = {
     "FP8 codes multiplied as they are": Plant(
         "layers",
         "FP8",
-        in_code(basic, "dequantized", lambda weight: weight.fields[""]),
+        in_code(quantized, "_dequantized_blocks", lambda fields: fields[""]),
         dict(quant="fp8"),
     ),
     "probabilities in BF16": Plant("layers", "expected float32", in_code(sparse_mla.ops, "softmax", _softmax)),
@@ -239,16 +220,12 @@ PLANTS: dict[str, Plant] = {
     "page tables shorter than K": Plant(
         "profiles", "fewer than the 100", _short_tables_and_a_long_k, dict(max_model_len=256)
     ),
-    "experts as a layer the GPU lacks": Plant(
-        "build", "model.layers.2.mlp.expert", in_code(moe, "moe", _MoeLayer), dict(target="rtx-pro-6000"),
-        ("config", "layers", "memory", "build"),
-    ),
     "off-by-one tap": Plant("twin", "(tap 0)", in_code(verifier.Verifier, "tap", _late_tap), {}, TWIN),
     "rotary pairs half a head apart": Plant("twin", "layers.0", in_config(rope_interleave=False), {}, TWIN),
     "wrong eps of the latent norms": Plant("twin", "layers.0", in_code(mla, "LATENT_NORM_EPS", 1e-2), {}, TWIN),
     "index scores without ReLU": Plant("twin", "layers.", in_code(index_topk.ops, "relu", lambda x: x), {}, TWIN),
     "routing weights not scaled": Plant("twin", "layers.2", in_code(moe.Router, "forward", _unscaled), {}, TWIN),
-    "gate and up swapped": Plant("twin", "layers.2", in_code(moe, "moe", _Swapped), {}, TWIN),
+    "gate and up swapped": Plant("twin", "layers.2", in_code(moe, "_OPS", {None: (_halves_swapped, ("",))}), {}, TWIN),
     "experts of the wrong rank": Plant(
         "twin", "ranks", in_code(runtime_model, "_table", _first_experts), dict(tp=2, ep=2), TWIN
     ),

@@ -24,6 +24,9 @@ from glmspec.plugins import (
     margin,
     markov_walk,
     moe,
+    moe_fp8,
+    moe_fp8_block,
+    moe_nvfp4,
     quantize_blocks,
     reject,
     rms_norm,
@@ -317,17 +320,42 @@ def quantized_cases(made: dict[str, Case], rand: Callable) -> dict[str, Case]:
         "rounding, groups with ties": Case(rounding, {"x": ties, "s": torch.tensor(1.0)}, {"format": "nvfp4"}, ("s",)),
         "rounding, groups of experts": Case(rounding, {"x": wide, "s": scales}, {"format": "nvfp4"}, ("x", "s")),
     }
-    plain = made["moe, 40 tokens"]
-    wide_experts = {**plain.inputs, "gate_up": rand(6, 64, 8), "down": rand(6, 8, 32)}
+    return found | scaled_experts(made["moe, 40 tokens"].inputs, rand)
+
+
+def scaled_experts(plain: dict[str, torch.Tensor], rand: Callable) -> dict[str, Case]:
+    """Experts in every number format, with ids that are other ranks' among them. Halves of 144 rows end in a partial
+    block."""
+    g, found = torch.Generator().manual_seed(3), {}
+    codes = [(rand(6, *shape) * 60).to(torch.float8_e4m3fn) for shape in ((288, 32), (32, 144))]
+    pairs = [torch.randint(0, 256, shape, generator=g, dtype=torch.uint8) for shape in ((6, 288, 16), (6, 32, 72))]
+    steps = [(torch.rand(shape, generator=g) + 0.5).to(torch.float8_e4m3fn) for shape in ((6, 288, 2), (6, 32, 9))]
+    blocks = [torch.rand(shape, generator=g) * 0.01 for shape in ((6, 4, 1), (6, 1, 2))]
+    scales = {"scale": torch.rand(6, 2, generator=g) * 0.002, "down_scale": torch.rand(6, generator=g) * 0.002}
+    inputs = {"input": torch.rand(6, 2, generator=g) * 0.02, "middle": torch.rand(6, generator=g) * 0.002 + 0.001}
     for tokens in (1, 5, 40):
-        given = {**wide_experts, **{name: plain.inputs[name][:tokens] for name in ("x", "expert", "weight")}}
-        for middle in (None, "fp8_block", "fp8", "nvfp4"):
-            scaled = given | ({"middle": torch.rand(6) * 0.01 + 0.005} if middle in ("fp8", "nvfp4") else {})
-            static = ("gate_up", "down", "middle")
-            found[f"moe, {tokens} tokens, {middle}"] = Case(moe, scaled, {"middle": middle}, static)
-        layer = NetworkConfig(compute="float32", moe="layer")
-        found[f"moe as TensorRT's layer, {tokens} tokens"] = Case(moe, given, {}, ("gate_up", "down"), layer)
+        first = {name: plain[name][:tokens] for name in ("expert", "weight")}
+        first["expert"] = torch.where(torch.rand(tokens, 2, generator=g) < 0.2, 6, first["expert"]).to(INT)
+        given = {"x": rand(tokens, 32), **first}
+        fp8, fp4 = (
+            dict(zip(("gate_up", "down"), codes, strict=True)),
+            dict(zip(("gate_up", "down", "groups", "groups2"), pairs + steps, strict=True)),
+        )
+        for name, op, rest in (
+            ("moe_fp8, weights only", moe_fp8, fp8 | scales),
+            ("moe_fp8", moe_fp8, fp8 | scales | inputs),
+            ("moe_nvfp4, weights only", moe_nvfp4, fp4 | scales),
+            ("moe_nvfp4", moe_nvfp4, fp4 | scales | inputs),
+            ("moe_fp8_block", moe_fp8_block, fp8 | dict(zip(("blocks", "down_blocks"), blocks, strict=True))),
+        ):
+            found[f"{name}, {tokens} tokens"] = Case(op, given | rest, {}, tuple(rest))
     return found
+
+
+class Blocks:
+    """Blocks, and back."""
+
+    native, reference = staticmethod(rounding.blocks), staticmethod(rounding.blocks_reference)
 
 
 def blocks_cases(given: dict[str, torch.Tensor]) -> dict[str, Case]:
@@ -336,8 +364,7 @@ def blocks_cases(given: dict[str, torch.Tensor]) -> dict[str, Case]:
     for name, x in given.items():
         static = ("x",) if x.dim() == 3 else ()
         found[f"quantize_blocks, {name}"] = Case(quantize_blocks, {"x": x}, {}, static)
-        attributes = {"format": "fp8_block"}
-        found[f"rounding, blocks, {name}"] = Case(rounding, {"x": x}, attributes, static, region="quantize_blocks")
+        found[f"rounding, blocks, {name}"] = Case(Blocks, {"x": x}, {}, static, region="quantize_blocks")
     return found
 
 
@@ -522,7 +549,7 @@ def test_rounding_by_hand():
     """A block's largest value becomes 448 steps; a group's becomes 6; one scale saturates at 448 of it."""
     x = torch.zeros(1, 128)
     x[0, :4] = torch.tensor([896.0, 1.0, 33.0, -100.0])  # step 2: 448, 0.5, 16.5 -> 16, -50 -> -48 or -52
-    found = rounding.reference(x, format="fp8_block")[0, :4].tolist()
+    found = rounding.blocks_reference(x)[0, :4].tolist()
     assert found == [896.0, 1.0, 32.0, -96.0]
     assert rounding.reference(torch.tensor([[900.0, 3.0]]), torch.tensor(1.0), format="fp8").tolist() == [[448.0, 3.0]]
     group = torch.zeros(1, 16)

@@ -180,7 +180,7 @@ def test_plugins_take_the_inputs_that_the_reference_declares(op):
 def test_layers_take_the_inputs_and_attributes_that_the_reference_declares(op):
     """A region hands what the lowering's parameters hold to the reference, in this order and by these names."""
     module = sys.modules[op.reference.__module__]
-    lowering = module._scaled if op.name == "rounding" else module.native
+    lowering = module.native
     assert declared_by(lowering) == declared_by(op.reference)
 
 

@@ -16,18 +16,11 @@ from support.models import ASSETS, LIMITS, calibrated, random_verifier
 from glmspec.convert.calibration import Activations
 from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES, Recipe, Rule
-from glmspec.models.layers.quantized import rounded
 from glmspec.models.registry import model_of
 from glmspec.network.config import NetworkConfig
-from glmspec.network.contract import TensorSpec
-from glmspec.network.graph import Network
 from glmspec.network.limits import EngineLimits
-from glmspec.network.module import Weight
-from glmspec.network.reader import read
 from glmspec.network.shards import Mapping
-from glmspec.network.trt import backend
-from glmspec.plugins import rounding
-from glmspec.runtime.executor import ReferenceExecutor
+from glmspec.plugins import moe_fp8
 from glmspec.runtime.model import Model
 from glmspec.runtime.pack import Rows, pack_rows
 from glmspec.runtime.pages import Span
@@ -52,7 +45,6 @@ def whole(name: str, *rules: tuple[str, str]) -> Recipe:
     return Recipe(name, tuple(Rule(*rule) for rule in rules), "bfloat16")
 
 
-EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
 MIXED = whole("mixed", ("*.mlp.experts.*", "nvfp4"), ("*.self_attn.o_proj", "fp8"), ("*", "fp8_block"))
 KINDS = {
     "FP8 blocks": Kind(RECIPES["fp8"], False, 0.05, 0.97),
@@ -170,23 +162,11 @@ def test_ranks_with_quantized_shards_equal_one(name, mapping, tmp_path):
 
 def test_experts_and_their_halves_share_the_largest_input_scale():
     """A smaller one would saturate what another expert was calibrated for."""
-    net_config = NetworkConfig(compute="float32", formats={EXPERTS: "nvfp4"}, scaled=frozenset({EXPERTS}))
-    weight = Weight(2, 32, 16)
-    weight.name = EXPERTS
-    net = Network("one", net_config, backend())
-    net.declare([TensorSpec("x", "float32", ("N", 16)), *net_config.specs(weight.whole("float32")).values()])
-    weight.bind(net)
-    net.output(rounded(net.inputs["x"], weight), TensorSpec("y", "float32", ("N", 16)))
-    scales = torch.tensor([[0.001, 0.0043], [0.0151, 0.002]])  # no powers of two apart
-    unused = {name: value for name, value in net.inputs.items() if name not in ("x", f"{EXPERTS}_input_scale")}
-    graph = read(net.finish().definition, net.backend)
-    shapes = {value.name: value for value in graph.inputs}
-    stand_ins = {
-        name: torch.zeros(*shapes[name].shape[:-1], shapes[name].shape[-1] // 2, dtype=torch.uint8)
-        if shapes[name].dtype == "float4_e2m1fn"
-        else torch.zeros(shapes[name].shape, dtype=getattr(torch, shapes[name].dtype))
-        for name in unused
-    }
-    x = 9 * torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
-    found = ReferenceExecutor(graph, {**stand_ins, f"{EXPERTS}_input_scale": scales}, {}).run({"x": x})["y"]
-    assert torch.equal(found, rounding.reference(x, torch.tensor(0.0151), format="nvfp4"))
+    g = torch.Generator().manual_seed(0)
+    experts = torch.tensor([[0, 1]] * 3, dtype=torch.int32), torch.rand(3, 2, generator=g)
+    codes = [(torch.randn(shape, generator=g) * 50).to(torch.float8_e4m3fn) for shape in ((2, 64, 16), (2, 16, 32))]
+    scales, middle = (torch.rand(2, 2, generator=g), torch.rand(2, generator=g)), torch.rand(2, generator=g)
+    x, input = 9 * torch.randn(3, 16, generator=g), torch.tensor([[0.001, 0.0043], [0.0151, 0.002]])
+    largest = torch.full((2, 2), 0.0151)
+    of = [moe_fp8.reference(x, *experts, *codes, *scales, given, middle) for given in (input, largest, largest * 2)]
+    assert torch.equal(of[0], of[1]) and not torch.equal(of[0], of[2])

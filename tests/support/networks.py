@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from glmspec.core.dtypes import FP4
 from glmspec.network.config import NetworkConfig
 from glmspec.network.contract import TensorSpec
 from glmspec.network.graph import Network, Tensor
@@ -21,6 +22,8 @@ def spec_of(name: str, tensor: torch.Tensor, dynamic: bool) -> TensorSpec:
     dims = tuple(tensor.shape)
     if dynamic:
         dims = (f"{name}0", *dims[1:])
+    if tensor.dtype == torch.uint8:  # NVFP4 codes, two a byte
+        return TensorSpec(name, FP4, (*dims[:-1], 2 * tensor.shape[-1]))
     return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), dims)
 
 

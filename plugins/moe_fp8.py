@@ -1,0 +1,55 @@
+"""`moe` with FP8 weights: e4m3 codes, a scale an expert (of gate and up: one each).
+
+Legend: N tokens, D hidden, E experts, A experts a token, G expert width, F = 2 G rows of gate (first) and up.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+
+from glmspec.core.dtypes import FP8
+from glmspec.network.graph import Tensor
+from glmspec.plugins import moe, moe_scaled
+from glmspec.plugins.lowering import lowers
+from glmspec.plugins.spec import Compute, Float32, Int32, Op
+
+Codes = Annotated[torch.Tensor, FP8]
+
+
+def reference(
+    x_ND: Compute,
+    expert_NA: Int32,
+    weight_NA: Float32,
+    gate_up_EFD: Codes,
+    down_EDG: Codes,
+    scale_E2: Float32,
+    down_scale_E: Float32,
+    input_E2: Float32 | None = None,
+    middle_E: Float32 | None = None,
+) -> torch.Tensor:
+    """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype. input, middle: scales of x and
+    of the input of `down`, both or none."""
+    codes, scales = (gate_up_EFD, down_EDG), (scale_E2, down_scale_E)
+    return moe_scaled.reference(x_ND, expert_NA, weight_NA, codes, (None, None), *scales, input_E2, middle_E, "fp8")
+
+
+@lowers("moe_fp8")
+def native(
+    x_ND: Tensor,
+    expert_NA: Tensor,
+    weight_NA: Tensor,
+    gate_up_EFD: Tensor,
+    down_EDG: Tensor,
+    scale_E2: Tensor,
+    down_scale_E: Tensor,
+    input_E2: Tensor | None = None,
+    middle_E: Tensor | None = None,
+) -> Tensor:
+    """See `reference`."""
+    codes, scales = (gate_up_EFD, down_EDG), (scale_E2, down_scale_E)
+    return moe_scaled.native(x_ND, expert_NA, weight_NA, codes, (None, None), *scales, input_E2, middle_E, "fp8")
+
+
+OP = Op(name="moe_fp8", outputs={"out_ND": "T"}, reference=reference, native=moe.SLOW)
