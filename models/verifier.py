@@ -55,7 +55,7 @@ class DecoderSublayers(Module):
         attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, selected)
         x_ND = x_ND + ops.all_reduce(attention_ND)
         h_ND = self.post_attention_layernorm(x_ND)
-        y_ND = self.mlp(h_ND, step.expert_tiles) if self.sparse else self.mlp(h_ND)
+        y_ND = self.mlp(h_ND, step.expert_tiles, step.expert_prompts) if self.sparse else self.mlp(h_ND)
         return x_ND + ops.all_reduce(y_ND), attended
 
 
@@ -164,6 +164,7 @@ def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
     latent_elements = 1 if net_config.plugins else k * config.latent_dim
     expert_elements = 1 if net_config.plugins else experts * max(config.hidden_size, 2 * config.moe_intermediate_size)
     index_tiles = limits.index_tiles(index_columns, profile)
+    pairs = limits.profiles(0)[profile]["N"][2] * config.num_experts_per_tok
     return Step(
         net=net,
         positions_N=net.inputs["positions"],
@@ -175,6 +176,7 @@ def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
         index_heads=limits.index_heads(config.index_n_heads, index_tiles, profile),
         attention_tiles=limits.row_tiles(latent_elements, profile),
         expert_tiles=limits.row_tiles(expert_elements, profile),
+        expert_prompts=int(pairs > 16 * config.n_routed_experts),  # more than a tile of blocks has
     )
 
 

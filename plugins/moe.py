@@ -21,8 +21,9 @@ from torch.nn import functional
 
 from glmspec.network import ops
 from glmspec.network.graph import Tensor
+from glmspec.plugins import experts, experts_fp8
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, Op
+from glmspec.plugins.spec import Compute, Float32, Int32, Op, Rule, Runs, Use
 
 # How the reference computes the chosen experts: for a few (token, expert) pairs it copies their experts'
 # weights; small weights it multiplies all at once, a batch an expert; else it loops over the experts hit.
@@ -46,9 +47,10 @@ PLAIN = Steps()
 
 
 def reference(
-    x_ND: Compute, expert_NA: Int32, weight_NA: Float32, gate_up_EFD: Compute, down_EDG: Compute
+    x_ND: Compute, expert_NA: Int32, weight_NA: Float32, gate_up_EFD: Compute, down_EDG: Compute, *, prompts: int
 ) -> torch.Tensor:
-    """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype."""
+    """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype. prompts: 1 where steps hold
+    many rows an expert, which decides how plugins tile them; no result depends on it."""
     return chosen(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, PLAIN).to(x_ND.dtype)
 
 
@@ -88,8 +90,10 @@ def chosen(
 
 
 @lowers("moe")
-def native(x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor, gate_up_EFD: Tensor, down_EDG: Tensor) -> Tensor:
-    """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype."""
+def native(
+    x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor, gate_up_EFD: Tensor, down_EDG: Tensor, *, prompts: int
+) -> Tensor:
+    """See `reference`."""
     return every(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, PLAIN)
 
 
@@ -112,8 +116,33 @@ def every(
     return ops.reduce(out_END * dense_EN1, "SUM", 0, keep=False)
 
 
-SLOW = (
-    "every expert for every token: 9 tokens need about 64 of 256 experts' weights, and all are read; it multiplies 32 "
-    "times as much as is needed. It is for GPUs whose TensorRT takes no plugins"
+def plugged(run: Runs, x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, *, prompts) -> tuple:
+    """Five launches: see `experts_fp8`."""
+    return experts_fp8.plain(run, x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, prompts=prompts)
+
+
+# What the ops of all formats have in common. On 8 ranks a rank has an eighth of every expert's width.
+COMMON: dict[str, Any] = {
+    "outputs": {"out_ND": "T"},
+    # Rounding of both halves, of their product and of the result, which the reference does too.
+    "tolerance": {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2},
+    "run_time": "N",
+}
+REAL: dict[str, Rule] = {
+    "N": lambda batch: 9 * batch,
+    "A": 8,
+    "E": 256,
+    "D": 6144,
+    "G": 256,
+    "F": lambda G: 2 * G,
+}
+BLOCKS, PROMPTS = Use({"prompts": 0}), Use({"prompts": 1})
+OP = Op(
+    name="moe",
+    reference=reference,
+    plugged=plugged,
+    plugins=(experts.ROUTE, experts_fp8.GATE_UP, experts_fp8.DOWN, experts.SUM),
+    real=REAL,
+    uses={"": BLOCKS, "prompts": PROMPTS},
+    **COMMON,
 )
-OP = Op(name="moe", outputs={"out_ND": "T"}, reference=reference, native=SLOW)

@@ -11,9 +11,9 @@ import torch
 
 from glmspec.core.dtypes import FP8
 from glmspec.network.graph import Tensor
-from glmspec.plugins import moe, moe_scaled
+from glmspec.plugins import experts, experts_fp8, moe, moe_scaled
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, Op
+from glmspec.plugins.spec import Compute, Float32, Int32, Op, Runs, Use
 
 Codes = Annotated[torch.Tensor, FP8]
 
@@ -28,6 +28,8 @@ def reference(
     down_scale_E: Float32,
     input_E2: Float32 | None = None,
     middle_E: Float32 | None = None,
+    *,
+    prompts: int,
 ) -> torch.Tensor:
     """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype. input, middle: scales of x and
     of the input of `down`, both or none."""
@@ -46,10 +48,46 @@ def native(
     down_scale_E: Tensor,
     input_E2: Tensor | None = None,
     middle_E: Tensor | None = None,
+    *,
+    prompts: int,
 ) -> Tensor:
     """See `reference`."""
     codes, scales = (gate_up_EFD, down_EDG), (scale_E2, down_scale_E)
     return moe_scaled.native(x_ND, expert_NA, weight_NA, codes, (None, None), *scales, input_E2, middle_E, "fp8")
 
 
-OP = Op(name="moe_fp8", outputs={"out_ND": "T"}, reference=reference, native=moe.SLOW)
+def plugged(
+    run: Runs,
+    x_ND,
+    expert_NA,
+    weight_NA,
+    gate_up_EFD,
+    down_EDG,
+    scale_E2,
+    down_scale_E,
+    input_E2=None,
+    middle_E=None,
+    *,
+    prompts,
+) -> tuple:
+    """Six launches, five where weights only are quantized: see `experts_fp8`."""
+    weights = gate_up_EFD, down_EDG, scale_E2, down_scale_E, input_E2, middle_E
+    return experts_fp8.fp8(run, x_ND, expert_NA, weight_NA, *weights, prompts=prompts)
+
+
+_PLUGINS = (experts_fp8.QUANTIZE, experts_fp8.GATE_UP_FP8, experts_fp8.DOWN_FP8)
+_W8 = (experts_fp8.GATE_UP_W8, experts_fp8.DOWN_W8)
+OP = Op(
+    name="moe_fp8",
+    reference=reference,
+    plugged=plugged,
+    plugins=(experts.ROUTE, *_PLUGINS, *_W8, experts.SUM),
+    real=moe.REAL,
+    uses={
+        "": Use({"prompts": 0}, ("input_E2", "middle_E")),
+        "prompts": Use({"prompts": 1}, ("input_E2", "middle_E")),
+        "weights only": moe.BLOCKS,
+        "weights only, prompts": moe.PROMPTS,
+    },
+    **moe.COMMON,
+)

@@ -16,9 +16,10 @@ from glmspec.core.dtypes import FP8
 from glmspec.network import ops
 from glmspec.network.formats import BLOCK
 from glmspec.network.graph import Tensor
-from glmspec.plugins import moe, rounding
+from glmspec.plugins import experts, experts_fp8, moe, rounding
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, Op
+from glmspec.plugins.quantize_blocks import QUANTIZE_BLOCKS
+from glmspec.plugins.spec import Compute, Float32, Int32, Op, Rule, Runs, cdiv
 
 Codes = Annotated[torch.Tensor, FP8]
 
@@ -31,14 +32,20 @@ def reference(
     down_EDG: Codes,
     scale_ERK: Float32,
     down_scale_ESL: Float32,
+    *,
+    prompts: int,
 ) -> torch.Tensor:
     """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype."""
     halves = zip(gate_up_EFD.chunk(2, 1), scale_ERK.chunk(2, 1), strict=True)
-    plain_EFD = torch.cat([_values(*half) for half in halves], 1).to(x_ND.dtype)
-    plain_EDG = _values(down_EDG, down_scale_ESL).to(x_ND.dtype)
-    steps = moe.Steps(middle=lambda hidden, *_: rounding.blocks_reference(hidden))
-    x_ND = rounding.blocks_reference(x_ND)
-    return moe.chosen(x_ND, expert_NA, weight_NA, plain_EFD, plain_EDG, steps)
+    plain_EFD = torch.cat([_values(*half) for half in halves], 1)
+    plain_EDG = _values(down_EDG, down_scale_ESL)
+
+    def narrow(product: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return product.to(x_ND.dtype)
+
+    steps = moe.Steps(narrow, narrow, lambda hidden, *_: rounding.blocks_reference(hidden.float()), narrow)
+    rounded_ND = rounding.blocks_reference(x_ND.float())
+    return moe.chosen(rounded_ND, expert_NA, weight_NA, plain_EFD, plain_EDG, steps)
 
 
 def _values(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -57,6 +64,8 @@ def native(
     down_EDG: Tensor,
     scale_ERK: Tensor,
     down_scale_ESL: Tensor,
+    *,
+    prompts: int,
 ) -> Tensor:
     """See `reference`. TensorRT multiplies the dequantized weights in the compute dtype."""
     (experts, rows, columns), blocks = gate_up_EFD.shape, scale_ERK.shape
@@ -70,4 +79,27 @@ def native(
     return moe.every(rounding.blocks(x_ND), expert_NA, weight_NA, plain_EFD, plain_EDG, steps)
 
 
-OP = Op(name="moe_fp8_block", outputs={"out_ND": "T"}, reference=reference, native=moe.SLOW)
+def plugged(
+    run: Runs, x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, scale_ERK, down_scale_ESL, *, prompts
+) -> tuple:
+    """Six launches: see `experts_fp8`."""
+    weights = gate_up_EFD, down_EDG, scale_ERK, down_scale_ESL
+    return experts_fp8.fp8_block(run, x_ND, expert_NA, weight_NA, *weights, prompts=prompts)
+
+
+_PLUGINS = (QUANTIZE_BLOCKS, experts_fp8.GATE_UP_BLOCKS, experts_fp8.DOWN_BLOCKS)
+_REAL: dict[str, Rule] = {
+    "R": lambda G: 2 * cdiv(G, BLOCK),
+    "K": lambda D: cdiv(D, BLOCK),
+    "S": "K",
+    "L": lambda G: cdiv(G, BLOCK),
+}
+OP = Op(
+    name="moe_fp8_block",
+    reference=reference,
+    plugged=plugged,
+    plugins=(experts.ROUTE, *_PLUGINS, experts.SUM),
+    real={**moe.REAL, **_REAL},
+    uses={"": moe.BLOCKS, "prompts": moe.PROMPTS},
+    **moe.COMMON,
+)

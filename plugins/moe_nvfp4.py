@@ -33,6 +33,8 @@ def reference(
     down_scale_E: Float32,
     input_E2: Float32 | None = None,
     middle_E: Float32 | None = None,
+    *,
+    prompts: int,
 ) -> torch.Tensor:
     """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype. Codes: two a byte.
     input, middle: scales of x and of the input of `down`, both or none."""
@@ -53,10 +55,14 @@ def native(
     down_scale_E: Tensor,
     input_E2: Tensor | None = None,
     middle_E: Tensor | None = None,
+    *,
+    prompts: int,
 ) -> Tensor:
     """See `reference`. Codes: FP4, one by one."""
     codes, groups, scales = (gate_up_EFC, down_EDB), (groups_EFK, down_groups_EDL), (scale_E2, down_scale_E)
     return moe_scaled.native(x_ND, expert_NA, weight_NA, codes, groups, *scales, input_E2, middle_E, "nvfp4")
 
 
-OP = Op(name="moe_nvfp4", outputs={"out_ND": "T"}, reference=reference, native=moe.SLOW)
+OP = Op(
+    name="moe_nvfp4", outputs={"out_ND": "T"}, reference=reference, native="plugins of it come with `experts_nvfp4`"
+)

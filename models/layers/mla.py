@@ -81,6 +81,7 @@ class Step:
     index_heads: int  # heads of the indexer scored at once
     attention_tiles: int  # of the rows, attending one after the other
     expert_tiles: int  # of the rows, through the experts one after the other
+    expert_prompts: int  # 1 where an expert may have many rows, of chunks of prompts
 
 
 @dataclass(frozen=True)

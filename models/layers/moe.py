@@ -7,6 +7,8 @@ Legend: N tokens, D hidden, E experts, A experts a token, G expert width, F = 2 
 
 from __future__ import annotations
 
+from functools import partial
+
 from glmspec.core.errors import NetworkError
 from glmspec.models.configs.verifier import VerifierConfig
 from glmspec.models.layers.basic import EXPERT_START, MLP
@@ -58,13 +60,14 @@ class Experts(Module):
         self.gate_up_proj = Weight(experts, 2 * width, hidden)
         self.down_proj = Weight(experts, hidden, width)
 
-    def forward(self, x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor, tiles: int) -> Tensor:
-        """[N, D] -> [N, D]: of the rank's own experts, or its part of each. tiles: of the rows."""
+    def forward(self, x_ND: Tensor, expert_NA: Tensor, weight_NA: Tensor, tiles: int, prompts: int) -> Tensor:
+        """[N, D] -> [N, D]: of the rank's own experts, or its part of each. tiles: of the rows. prompts: 1 where an
+        expert has many."""
         if expert_NA.net.config.mapping.ep > 1:  # ids as this rank numbers its own: others' are out of range
             expert_NA = expert_NA - expert_NA.net.inputs[EXPERT_START]
-        return in_tiles(self._chosen, tiles, x_ND, expert_NA, weight_NA)
+        return in_tiles(partial(self._chosen, prompts), tiles, x_ND, expert_NA, weight_NA)
 
-    def _chosen(self, *tokens: Tensor) -> Tensor:
+    def _chosen(self, prompts: int, *tokens: Tensor) -> Tensor:
         """The op of the weights' format."""
         op, suffixes = _OPS[self.gate_up_proj.format]
         fields = [self.gate_up_proj.fields, self.down_proj.fields]
@@ -75,7 +78,7 @@ class Experts(Module):
                 "expected the same: one format, and scales of activations for both or none"
             )
         given = [of[suffix] for suffix in suffixes for of in fields if suffix in of]
-        return op(*tokens, *given)
+        return op(*tokens, *given, prompts=prompts)
 
 
 class MixtureOfExperts(Module):
@@ -86,7 +89,8 @@ class MixtureOfExperts(Module):
         self.experts = Experts(config)
         self.shared_experts = MLP(config.hidden_size, config.moe_intermediate_size * config.n_shared_experts)
 
-    def forward(self, x_ND: Tensor, tiles: int = 1) -> Tensor:
-        """[N, D] -> [N, D]. tiles: of the rows, through the routed experts one after the other."""
+    def forward(self, x_ND: Tensor, tiles: int, prompts: int) -> Tensor:
+        """[N, D] -> [N, D]. tiles: of the rows, through the routed experts one after the other. prompts: 1 where steps
+        hold many rows an expert."""
         expert_NA, weight_NA = self.gate(x_ND)
-        return self.experts(x_ND, expert_NA, weight_NA, tiles) + self.shared_experts(x_ND)
+        return self.experts(x_ND, expert_NA, weight_NA, tiles, prompts) + self.shared_experts(x_ND)

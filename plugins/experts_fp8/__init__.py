@@ -1,10 +1,10 @@
-"""Routed experts with FP8 weights or weights of the compute dtype: the launches of `moe`, `moe_fp8` and `moe_fp8_block`.
+"""Routed experts with FP8 weights or weights of the compute dtype: the launches of `moe`, `moe_fp8`, `moe_fp8_block`.
 
-Each chain: the pairs by expert, x to codes (where activations are rounded), silu(gate) * up of tiles of an expert's rows,
-down, the sum of a token's experts. Only weights of experts that are hit are read.
+Each chain: the pairs by expert, x to codes (where activations are rounded), silu(gate) * up of tiles of an expert's
+rows, down, the sum of a token's experts. Only weights of experts that are hit are read.
 
-Legend: N tokens, A experts a token, P = N * A pairs, E experts, D hidden, G expert width, F = 2 G rows of gate (first) and
-up, Z and K blocks of D, L blocks of G, R blocks of F.
+Legend: N tokens, A experts a token, P = N * A pairs, E experts, D hidden, G expert width, F = 2 G rows of gate (first)
+and up, Z and K blocks of D, L blocks of G, R blocks of F.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def fp8_block(
 
 
 def _chain(run, x_ND, expert_NA, weight_NA, first, second, plugins, prompts, codes=()) -> tuple:
-    """first, second: a product's weight and scales. codes: x as the first product takes it, where it is not x itself."""
+    """first, second: a product's weight and scales. codes: x as the first product takes it, where that is not x."""
     experts, picks = run.shape(first[0])[0], run.shape(expert_NA)[1]
     order_P, range_E2 = route(run, expert_NA, experts=experts)
     sizes = {"picks": picks, "prompts": prompts}

@@ -3,9 +3,9 @@
 A program multiplies a tile of one expert's rows by some rows of its weight. Operands are swapped: weight rows are the
 matrix instruction's long side, the few rows of a tile its short one. Sums are float32.
 
-Legend: N tokens, A experts a token, P = N * A pairs, E experts, D hidden, G expert width, F = 2 G rows of gate (first) and
-up; Z and K blocks of D, L blocks of G, R blocks of F; of a program: t rows of a tile, m rows of the weight, c columns at
-once, g columns of G.
+Legend: N tokens, A experts a token, P = N * A pairs, E experts, D hidden, G expert width, F = 2 G rows of gate (first)
+and up; Z and K blocks of D, L blocks of G, R blocks of F; of a program: t rows of a tile, m rows of the weight, c
+columns at once, g columns of G.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def gate_up_kernel(
     A: tl.constexpr, D: tl.constexpr, G: tl.constexpr, E: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up of a tile, for ROWS columns of the width: codes of it / middle where activations have scales, else
-    x's dtype."""
+    """silu(gate) * up of a tile, for ROWS columns of the width: codes of it / middle where activations have scales,
+    else x's dtype."""
     expert, first, rows = tile_of(range_E2, tl.program_id(0), P, TILE, E)
     if rows > 0:
         pair_t, here_t = pairs_of(order_P, first, rows, P, TILE)
@@ -125,8 +125,8 @@ def block_product(
     sum_mt, weight_mc, code_ct, scale_m, step_t, inside_m, here_t,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `product`, of codes; every 128 columns have scales of their own: pointers to the first, of the weight rows' and
-    of the tile's."""
+    """As `product`, of codes; every 128 columns have scales of their own: pointers to the first, of the weight rows'
+    and of the tile's."""
     c = tl.arange(0, BLOCK)
     for k in tl.range(0, COLUMNS, BLOCK):
         w_mc = tl.load(weight_mc + k, mask=inside_m[:, None] & (k + c < COLUMNS)[None, :], other=0.0)

@@ -155,11 +155,36 @@ def compare_as_gpus_do() -> None:
     InterpreterBuilder.create_minnumf = lambda self, x, y: self.binary_op(x, y, np.fmin)
 
 
+def multiply_as_gpus_do() -> None:
+    """The interpreter multiplies the bits of bfloat16 numbers as if they were whole ones, and widens float8 ones to
+    bfloat16 likewise."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    cast, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
+    narrow = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn}
+
+    def wide(x: TensorHandle) -> TensorHandle:
+        kind = narrow.get(x.dtype.scalar)
+        if kind is None:
+            return x
+        return TensorHandle(torch.from_numpy(np.ascontiguousarray(x.data)).view(kind).float().numpy(), tl.float32)
+
+    def cast_impl(self: InterpreterBuilder, x: TensorHandle, to: Any) -> TensorHandle:
+        if x.dtype.scalar == tl.float8e4nv and to.scalar == tl.bfloat16:  # exact
+            return TensorHandle((wide(x).data.view(np.uint32) >> 16).astype(np.uint16), tl.bfloat16)
+        return cast(self, x, to)
+
+    InterpreterBuilder.cast_impl = cast_impl
+    InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
+
+
 def main() -> None:
     """Answer requests, one a line, until there are no more: with null, or with the error."""
     torch.set_num_threads(1)
     remember_builtins()
     compare_as_gpus_do()
+    multiply_as_gpus_do()
     answers, sys.stdout = sys.stdout, sys.stderr  # what a kernel prints is no answer
     for line in sys.stdin:
         try:
