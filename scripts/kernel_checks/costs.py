@@ -6,7 +6,7 @@ Rules are functions of sizes by symbol (see `glmspec.plugins.spec`); `t` is the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from glmspec.core.dtypes import DTYPES
@@ -38,6 +38,27 @@ def _of(cost: Cost, symbols: Mapping[str, int]) -> tuple[int, int]:
     return value(cost.bytes, symbols), value(cost.flops, symbols)
 
 
+def hit(pairs: int, experts: int) -> float:
+    """How many experts so many pairs of tokens and experts reach, if they are spread evenly."""
+    return experts * (1 - (1 - 1 / experts) ** pairs)
+
+
+def _experts(bytes_of: Callable[[int], float]) -> Cost:
+    """Of an op of experts whose weights take so many bytes a number, given those of the compute dtype."""
+    return Cost(
+        lambda t, N, A, E, D, G: int(hit(N * A, E) * 3 * G * D * bytes_of(t)) + 2 * t * N * D + 8 * N * A,
+        lambda N, A, D, G: 6 * N * A * D * G,
+    )
+
+
+def _product(bytes_of: Callable[[int], float], rows: int, hidden: Callable[[int], float]) -> Cost:
+    """Of one product of experts. rows: of a weight, in widths of an expert. hidden: bytes of a number between both."""
+    return Cost(
+        lambda t, P, E, D, G: int(hit(P, E) * rows * G * D * bytes_of(t) + P * (t * D + hidden(t) * G)),
+        lambda P, D, G: 2 * rows * P * D * G,
+    )
+
+
 OP_COSTS: dict[str, Cost] = {
     "accept": Cost(lambda B, Q: 4 * (4 * B * Q + 2 * B)),
     "argmax": Cost(lambda t, N, V: t * N * V + 4 * N),
@@ -57,6 +78,9 @@ OP_COSTS: dict[str, Cost] = {
     "markov_walk": Cost(
         lambda J, t, V, A, B: J * t * (V * A + B * V + 2 * B * A) + B * J * 8, lambda B, J, V, A: 2 * B * J * V * A
     ),
+    "moe": _experts(lambda t: t),
+    "moe_fp8": _experts(lambda t: 1),
+    "moe_fp8_block": _experts(lambda t: 1),
     "quantize_blocks": Cost(lambda t, N, D: (t + 1) * N * D + 4 * N * cdiv(D, 128)),
     "reject": Cost(lambda t, R, V, Z, K: t * R * V + 4 * Z * K + 60 * R, lambda R, V: 4 * R * V),
     "sample": Cost(lambda t, R, V: t * R * V + 24 * R, lambda R, V: 4 * R * V),
@@ -89,6 +113,17 @@ PLUGIN_COSTS: dict[str, Cost] = {  # a reduced vocabulary costs a launch no more
     "grouped_conv_added": Cost(
         lambda t, B, R, D, T, U: t * (3 * B * R * D + T * D + B * R * T * U), lambda B, R, T, D: 3 * B * R * T * D
     ),
+    "experts_route": Cost(lambda P, E: 8 * P + 8 * E),
+    "experts_sum": Cost(lambda t, P, D, N: t * (P + N) * D + 4 * P),
+    "experts_quantize_fp8": Cost(lambda t, N, D: (t + 1) * N * D),
+    "experts_gate_up": _product(lambda t: t, 2, lambda t: t),
+    "experts_gate_up_w8": _product(lambda t: 1, 2, lambda t: t),
+    "experts_gate_up_fp8": _product(lambda t: 1, 2, lambda t: 1),
+    "experts_gate_up_blocks": _product(lambda t: 1, 2, lambda t: 1),
+    "experts_down": _product(lambda t: t, 1, lambda t: t),
+    "experts_down_w8": _product(lambda t: 1, 1, lambda t: t),
+    "experts_down_fp8": _product(lambda t: 1, 1, lambda t: 1),
+    "experts_down_blocks": _product(lambda t: 1, 1, lambda t: 1),
     "index_scores": Cost(
         lambda t, G, M, P, N, H, D, S: t * (G * M * P + N * H) * D + 4 * (N * H + N * M * P + G * M + G * S + 3 * N),
         lambda N, M, P, H, D: 2 * N * M * P * H * D,
@@ -155,6 +190,9 @@ SMALL: dict[str, Mapping[str, Rule]] = {  # sizes over an op's own, that the int
     "kv_append": {"X": lambda batch: 1 + 8 * batch, "P": 16},
     "lowest_topk": {"N": 2},
     "markov_walk": {"V": 500, "C": 500, "A": 32},
+    "moe": {"N": 3, "A": 2, "E": 6, "D": 128, "G": 64},
+    "moe_fp8": {"N": 3, "A": 2, "E": 6, "D": 128, "G": 64},
+    "moe_fp8_block": {"N": 3, "A": 2, "E": 6, "D": 192, "G": 144},
     "quantize_blocks": {"N": 4},
     "reject": {"V": 9000},
     "sample": {"V": 9000},

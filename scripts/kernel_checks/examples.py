@@ -3,10 +3,10 @@
 Each function takes the sizes by symbol, the use (which optional inputs are given), the compute dtype and a generator,
 and returns the op's inputs in order.
 
-Legend: A rank of codebooks, B blocks, C targets, D columns, F columns of a recurrent row, G segments, H heads or
-columns of a state, J drafts or key/value heads, K candidates or rows kept, L rows in order of page or scores, M pages
-of a table, N rows, P rows a page, Q rows of a block, R rows, S rows of a segment, T taps, U groups, V vocabulary,
-X pages, Y = X + 1, Z rows of q.
+Legend: A rank of codebooks or experts a token, B blocks, C targets, D columns, E experts, F columns of a recurrent row
+or rows of an expert, G segments or width of an expert, H heads or columns of a state, J drafts or key/value heads, K
+candidates or rows kept, L rows in order of page or scores, M pages of a table, N rows, P rows a page, Q rows of a
+block, R rows, S rows of a segment, T taps, U groups, V vocabulary, X pages, Y = X + 1, Z rows of q.
 """
 
 from __future__ import annotations
@@ -132,6 +132,48 @@ def markov_walk(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Generator
     return inputs + [optional[name]() for name in use.optional]
 
 
+def _routed(sizes: Sizes, compute: torch.dtype, g: torch.Generator) -> Tensors:
+    """Rows, distinct experts of each, the last of them another rank's now and then, and their weights."""
+    tokens, picks, experts = sizes["N"], sizes["A"], sizes["E"]
+    expert_NA = torch.rand(tokens, experts, generator=g).argsort(1)[:, :picks].to(INT)
+    expert_NA[::5, -1] = experts
+    weight_NA = torch.rand(tokens, picks, generator=g)
+    return [torch.randn(tokens, sizes["D"], generator=g).to(compute), expert_NA, weight_NA]
+
+
+def _experts(sizes: Sizes, g: torch.Generator, dtype: torch.dtype, spread: float) -> Tensors:
+    """gate_up [E, F, D] and down [E, D, G]."""
+    experts, columns, width = (sizes[name] for name in "EDG")
+    shapes = (experts, 2 * width, columns), (experts, columns, width)
+    return [(torch.randn(shape, generator=g) * (spread or shape[2] ** -0.5)).to(dtype) for shape in shapes]
+
+
+def _expert_scales(sizes: Sizes, use: Use, g: torch.Generator, weight: float) -> Tensors:
+    """Of weights, and of activations where they are given."""
+    experts = sizes["E"]
+    shapes = [(experts, 2), (experts,)] * (2 if use.optional else 1)
+    spreads = [weight, weight, 0.02, 0.02]
+    return [(torch.rand(*shape, generator=g) + 0.5) * by for shape, by in zip(shapes, spreads, strict=False)]
+
+
+def moe(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Generator) -> Tensors:
+    """Experts of the compute dtype."""
+    return _routed(sizes, compute, g) + _experts(sizes, g, compute, 0.0)
+
+
+def moe_fp8(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Generator) -> Tensors:
+    """Codes, and scales of an expert."""
+    codes = _experts(sizes, g, torch.float8_e4m3fn, 60.0)
+    return _routed(sizes, compute, g) + codes + _expert_scales(sizes, use, g, 0.0003)
+
+
+def moe_fp8_block(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Generator) -> Tensors:
+    """Codes, and scales of blocks."""
+    codes = _experts(sizes, g, torch.float8_e4m3fn, 60.0)
+    shapes = [(sizes["E"], sizes["R"], sizes["K"]), (sizes["E"], sizes["S"], sizes["L"])]
+    return _routed(sizes, compute, g) + codes + [(torch.rand(shape, generator=g) + 0.5) / 3000 for shape in shapes]
+
+
 def quantize_blocks(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Generator) -> Tensors:
     """Activations with an outlier here and there."""
     x_ND = torch.randn(sizes["N"], sizes["D"], generator=g)
@@ -223,6 +265,9 @@ EXAMPLES: dict[str, Callable[[Sizes, Use, torch.dtype, torch.Generator], Tensors
         kv_append,
         lowest_topk,
         markov_walk,
+        moe,
+        moe_fp8,
+        moe_fp8_block,
         quantize_blocks,
         reject,
         sample,

@@ -243,7 +243,7 @@ def test_the_command(tmp_path):
             "found cpu, which has no plugins, expected one",
         ),
         (1, ("--target", "cpu"), "found cpu, which has no plugins, expected one of b200, b300, h200"),
-        (1, ("--target", "b200", "--op", "moe"), "--op: found moe, expected one of accept, argmax"),
+        (1, ("--target", "b200", "--op", "margin"), "--op: found margin, expected one of accept, argmax"),
         (2, ("--target", "b200", "--tp", "8"), "--tp: of use with --verifier only"),
         (2, (), "--target"),
     ],
