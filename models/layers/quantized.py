@@ -4,7 +4,8 @@ Where a checkpoint has a scale of activations too, the product is *folded*: Tens
 the scalar scales of its quantize and dequantize layers are build-time constants, so they are 1 there, x is divided by
 its scale before, and the product is multiplied by both scales after, in float32. Engines stay valid for every
 checkpoint of their shape, and no rounding is added. `validate` proves the operands' types of every such product from a
-compiled plan. Weights without a scale of activations are dequantized: their products are the compute dtype's.
+compiled plan. Blocks of 128 x 128 are `block_product`'s. Other weights without a scale of activations are dequantized:
+their products are the compute dtype's.
 
 Legend: N tokens, C columns of an activation and of a weight, R rows of a weight.
 """
@@ -13,10 +14,11 @@ from __future__ import annotations
 
 from glmspec.core.errors import NetworkError
 from glmspec.network import ops
-from glmspec.network.formats import BLOCK, GROUP
-from glmspec.network.graph import Tensor
+from glmspec.network.formats import GROUP
+from glmspec.network.graph import Network, Tensor
+from glmspec.network.limits import CONTEXT
 from glmspec.network.module import Weight
-from glmspec.plugins import rounding
+from glmspec.plugins import block_product, quantize_blocks, rounding
 
 
 def product(x_NC: Tensor, weight: Weight) -> Tensor:
@@ -27,7 +29,7 @@ def product(x_NC: Tensor, weight: Weight) -> Tensor:
     if "input_scale" in fields:
         return _folded(x_NC, fields, weight.format)
     if weight.format == "fp8_block":
-        return ops.matmul(_rounded_blocks(x_NC), _dequantized_blocks(fields), transpose_b=True)
+        return block_product.native(x_NC, *_blocks(x_NC), fields[""], fields["scale_inv"], prompts=_prompts(x_NC.net))
     return ops.matmul(x_NC, _dequantized(weight), transpose_b=True)
 
 
@@ -40,16 +42,17 @@ def _folded(x_NC: Tensor, fields: dict[str, Tensor], format: str) -> Tensor:
     return ops.cast(product_NR * input_scale * scale, x_NC.dtype)
 
 
-def _rounded_blocks(x_NC: Tensor) -> Tensor:
-    """x rounded in blocks of 1 x 128, once for all products of it."""
-    shared, key = x_NC.net.shared, ("rounded", x_NC.trt.name)
+def _blocks(x_NC: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and steps of x in blocks of 1 x 128, once for all products of it."""
+    shared, key = x_NC.net.shared, ("blocks", x_NC.trt.name)
     if key not in shared:
-        shared[key] = rounding.blocks(x_NC)
+        shared[key] = quantize_blocks.native(x_NC)
     return shared[key]
 
 
-def _dequantized_blocks(fields: dict[str, Tensor]) -> Tensor:
-    return ops.dequantize(fields[""], fields["scale_inv"], fields[""].net.compute, (BLOCK, BLOCK))
+def _prompts(net: Network) -> int:
+    """1 in networks of steps that may hold chunks of prompts."""
+    return int(net.config.profile == CONTEXT)
 
 
 def _dequantized(weight: Weight) -> Tensor:

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from glmspec.plugins.bfloat16 import as_read, as_stored
+from glmspec.plugins.block_product.kernel import block_product
 from glmspec.plugins.experts.kernel import pairs_of, tile_of
 from glmspec.plugins.float8 import to_float8
 
@@ -121,23 +122,6 @@ def down_kernel(
 
 
 @triton.jit
-def block_product(
-    sum_mt, weight_mc, code_ct, scale_m, step_t, inside_m, here_t,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """As `product`, of codes; every 128 columns have scales of their own: pointers to the first, of the weight rows'
-    and of the tile's."""
-    c = tl.arange(0, BLOCK)
-    for k in tl.range(0, COLUMNS, BLOCK):
-        w_mc = tl.load(weight_mc + k, mask=inside_m[:, None] & (k + c < COLUMNS)[None, :], other=0.0)
-        value_ct = tl.load(code_ct + k, mask=here_t[None, :] & (k + c < COLUMNS)[:, None], other=0.0)
-        factor_m = tl.load(scale_m + k // 128, mask=inside_m, other=0.0)
-        factor_t = tl.load(step_t + k // 128, mask=here_t, other=0.0)
-        sum_mt += tl.dot(w_mc, value_ct) * (factor_m[:, None] * factor_t[None, :])
-    return sum_mt
-
-
-@triton.jit
 def gate_up_blocks_kernel(
     x_ND, code_ND, step_NZ, order_P, range_E2, gate_up_EFD, scale_ERK,
     P,
@@ -159,7 +143,7 @@ def gate_up_blocks_kernel(
         sum_mt = tl.zeros([256, TILE], tl.float32)
         sum_mt = block_product(
             sum_mt, weight_mc, code_ND + token_t[None, :] * D + c[:, None], scale_m, step_NZ + token_t * Z,
-            column_m < G, here_t, D, BLOCK,
+            column_m < G, here_t, 0, D, D, BLOCK,
         )  # fmt: skip
         hidden_gt = tl.where((column_g < G)[:, None], hidden_of(sum_mt, x_ND, 128, TILE), 0.0)
         step_t = tl.maximum(tl.max(tl.abs(hidden_gt), 0) * (1 / 448.0), 1e-12)
@@ -190,7 +174,7 @@ def down_blocks_kernel(
         sum_mt = tl.zeros([128, TILE], tl.float32)
         sum_mt = block_product(
             sum_mt, weight_mc, hidden_PG + place_t[None, :] * G + c[:, None], scale_m, step_PL + place_t * L,
-            row_m < D, here_t, G, BLOCK,
+            row_m < D, here_t, 0, G, G, BLOCK,
         )  # fmt: skip
         share_t = tl.load(weight_NA + pair_t, mask=here_t, other=0.0)
         out_mt = out_PD + pair_t.to(tl.int64)[None, :] * D + row_m[:, None]

@@ -66,6 +66,7 @@ OP_COSTS: dict[str, Cost] = {
         lambda t, B, J, W, R, D, H: 2 * t * B * J * (W + R) * D + 2 * t * B * R * H * D,
         lambda B, R, H, W, D: 4 * B * R * H * (W + R) * D,
     ),
+    "block_product": Cost(lambda t, N, C, R: R * C + (1 + t) * N * C + t * N * R, lambda N, C, R: 2 * N * C * R),
     "grouped_conv": Cost(
         lambda t, S, B, R, D, T, U: t * (S * B * R * D + T * D + B * R * T * U), lambda B, R, T, D: 3 * B * R * T * D
     ),
@@ -107,6 +108,9 @@ PLUGIN_COSTS: dict[str, Cost] = {  # a reduced vocabulary costs a launch no more
     "attention_merge": Cost(
         lambda N, S, H, V, t: 4 * N * S * H * (V + 2) + t * N * H * V, lambda N, S, H, V: 2 * N * S * H * V
     ),
+    "block_product": Cost(lambda t, N, C, R: R * C + N * C + t * N * R, lambda N, C, R: 2 * N * C * R),
+    "block_product_split": Cost(lambda N, C, R, S: R * C + N * C + 4 * S * N * R, lambda N, C, R: 2 * N * C * R),
+    "block_product_sum": Cost(lambda t, N, R, S: 4 * S * N * R + t * N * R),
     "grouped_conv": Cost(
         lambda t, B, R, D, T, U: t * (2 * B * R * D + T * D + B * R * T * U), lambda B, R, T, D: 3 * B * R * T * D
     ),
@@ -185,6 +189,7 @@ PLUGIN_COSTS: dict[str, Cost] = {  # a reduced vocabulary costs a launch no more
 SMALL: dict[str, Mapping[str, Rule]] = {  # sizes over an op's own, that the interpreter can do in seconds
     "argmax": {"V": 9000},
     "block_attention": {"H": 4, "J": 2, "D": 32, "P": 16, "M": 8},
+    "block_product": {"N": 5, "C": 300, "R": 200},
     "grouped_conv": {"D": 512, "U": 32},
     "index_topk": {"H": 4, "D": 32, "M": 40, "N": lambda batch: 3 * batch, "S": 3},
     "kv_append": {"X": lambda batch: 1 + 8 * batch, "P": 16},

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from glmspec.plugins import quantize_blocks as quantize_blocks_op
 from glmspec.plugins.spec import Use
 
 Sizes = Mapping[str, int]
@@ -53,6 +54,15 @@ def block_attention(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Gener
     start_B = torch.randint(0, 1000, (blocks,), generator=g) * page_size if ring else torch.zeros(blocks)
     anchor_B = (start_B + fill_B).to(INT)
     return [*own, *caches, table_BM, anchor_B, *([start_B.to(INT)] if ring else [])]
+
+
+def block_product(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Generator) -> Tensors:
+    """Rows and their codes, and a weight's."""
+    rows, columns, outputs = (sizes[name] for name in "NCR")
+    x_NC = torch.randn(rows, columns, generator=g).to(compute)
+    weight_RC = (torch.randn(outputs, columns, generator=g) * 60).to(torch.float8_e4m3fn)
+    scale_BZ = (torch.rand(sizes["B"], sizes["Z"], generator=g) + 0.5) / 3000
+    return [x_NC, *quantize_blocks_op.reference(x_NC), weight_RC, scale_BZ]
 
 
 def grouped_conv(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Generator) -> Tensors:
@@ -260,6 +270,7 @@ EXAMPLES: dict[str, Callable[[Sizes, Use, torch.dtype, torch.Generator], Tensors
         accept,
         argmax,
         block_attention,
+        block_product,
         grouped_conv,
         index_topk,
         kv_append,

@@ -22,9 +22,9 @@ from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.core.errors import NetworkError
 from glmspec.models import verifier
-from glmspec.models.layers import basic, mla, moe, quantized
+from glmspec.models.layers import basic, mla, moe
 from glmspec.network import limits, ops, shards
-from glmspec.plugins import compiler, index_topk, sparse_mla
+from glmspec.plugins import block_product, compiler, index_topk, sparse_mla
 from glmspec.plugins import moe as moe_op
 from glmspec.runtime import model as runtime_model
 
@@ -193,7 +193,7 @@ PLANTS: dict[str, Plant] = {
     "FP8 codes multiplied as they are": Plant(
         "layers",
         "FP8",
-        in_code(quantized, "_dequantized_blocks", lambda fields: fields[""]),
+        in_code(block_product.ops, "dequantize", lambda codes, *_: codes),
         dict(quant="fp8"),
     ),
     "probabilities in BF16": Plant("layers", "expected float32", in_code(sparse_mla.ops, "softmax", _softmax)),
