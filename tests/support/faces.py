@@ -33,6 +33,7 @@ from glmspec.plugins.spec import Op
 
 TESTS = Path(__file__).resolve().parents[1]
 POISON = 77  # what outputs hold before a launch: a place that a kernel forgets is seen
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # e2m1, by code
 PROGRAMS = 500  # that a test file's cases may run in all: the interpreter takes up to 40 ms for one
 
 
@@ -155,11 +156,40 @@ def compare_as_gpus_do() -> None:
     InterpreterBuilder.create_minnumf = lambda self, x, y: self.binary_op(x, y, np.fmin)
 
 
+def multiply_as_gpus_do() -> None:
+    """The interpreter has no product of scaled operands, and takes bfloat16's bits for numbers in other products."""
+    from triton.language import bfloat16, float32
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    plain_dot = InterpreterBuilder.create_dot
+
+    def values(handle: Any) -> Any:
+        if handle.dtype != bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), float32)
+
+    def dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return plain_dot(self, values(a), values(b), *others)
+
+    def scaled(handle: Any, scale: Any) -> np.ndarray:
+        """float32 [rows, K], of e2m1 codes two a byte."""
+        codes, steps = torch.from_numpy(handle), torch.from_numpy(scale).view(torch.float8_e4m3fn)
+        numbers = torch.tensor(FP4)[torch.stack([codes & 15, codes >> 4], -1).long()].flatten(-2)
+        return (numbers.unflatten(-1, (-1, 16)) * steps.float().unsqueeze(-1)).flatten(-2).numpy()
+
+    def dot_scaled(self: Any, a, a_scale, a_format, b, b_scale, b_format, fast, a_packed, b_packed, sums) -> Any:
+        a_MK, b_NK = scaled(a.data, a_scale.data), scaled(b.data.T.copy(), b_scale.data)
+        return TensorHandle(a_MK @ b_NK.T + sums.data, sums.dtype.scalar)
+
+    InterpreterBuilder.create_dot, InterpreterBuilder.create_dot_scaled = dot, dot_scaled
+
+
 def main() -> None:
     """Answer requests, one a line, until there are no more: with null, or with the error."""
     torch.set_num_threads(1)
     remember_builtins()
     compare_as_gpus_do()
+    multiply_as_gpus_do()
     answers, sys.stdout = sys.stdout, sys.stderr  # what a kernel prints is no answer
     for line in sys.stdin:
         try:
