@@ -39,7 +39,7 @@ PROGRAMS = 500  # that a test file's cases may run in all: the interpreter takes
 
 @dataclass
 class Case:
-    """One call: inputs in order, attributes by name. op: its name, or `FOLDER:FUNCTION` of other launches."""
+    """One call: inputs in order, attributes by name. op: its name, or `FOLDER:CHAIN`, `FOLDER:PLUGIN`."""
 
     op: str
     inputs: list[torch.Tensor]
@@ -117,7 +117,10 @@ def assert_agree(case: Case, found: tuple[torch.Tensor, ...], expected: tuple[to
 def launches(op: str) -> Callable[..., tuple[Any, ...]]:
     """The function that a case calls."""
     folder, _, name = op.partition(":")
-    return getattr(importlib.import_module(f"glmspec.plugins.{folder}"), name) if name else OPS[op].plugged
+    if not name:
+        return OPS[op].plugged
+    member = getattr(importlib.import_module(f"glmspec.plugins.{folder}"), name)
+    return (lambda run, *inputs, **attributes: run(member, *inputs, **attributes)) if name.isupper() else member
 
 
 def interpret_file(given: str, made: str, sm: str) -> None:
