@@ -28,7 +28,7 @@ LIMITS = "limits.json"  # beside each kernel
 TRITON = "triton==3.7.1"  # as torch 2.13 asks for: see pyproject.toml
 SHARED_MEMORY = 48 * 1024  # bytes of a program; whether TensorRT raises the driver's limit is not known
 # Architecture, and the oldest PTX version that knows it: a driver reads no newer one than its own. (86 for SM103
-# makes LLVM abort the process.)
+# makes LLVM abort the process.) A plugin whose instructions need a newer one names it among its tiles' numbers: PTX.
 SMS = {"SM90": (90, 84), "SM100": (100, 86), "SM103": (103, 88)}
 _POINTERS = {name: dtype.pointer for name, dtype in DTYPES.items() if dtype.pointer}
 # Triton appends pointers to global scratch memory and to a profiler's: no kernel of ours uses them, and TensorRT
@@ -260,7 +260,7 @@ def _compile(variant: Variant, warps: int, stages: int) -> Compiled:
     options = {
         "num_warps": warps,
         "num_stages": stages,
-        "ptx_version": ptx_version,
+        "ptx_version": variant.plugin.tile(variant.sm).get("PTX", ptx_version),
         "enable_fp_fusion": False,
         "debug": False,
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from glmspec.plugins.spec import Plugin, Runs, cdiv
+from glmspec.plugins.spec import Plugin, Runs, cdiv, pow2
 
 
 def route(run: Runs, expert_NA, *, experts: int) -> tuple:
@@ -44,9 +44,10 @@ SUM = Plugin(
     function="sum_kernel",
     inputs={"out_PD": "T", "expert_NA": "int32"},
     outputs={"out_ND": "T"},
-    sizes={"E": "experts"},
-    grid=("N", lambda D, BLOCK: cdiv(D, BLOCK)),
-    tiles={"": {"BLOCK": 1024, "WARPS": 4}},
+    sizes={"E": "experts", "BLOCK": lambda D, TILE: min(TILE, pow2(D)), "ROWS": lambda TILE, BLOCK: TILE // BLOCK},
+    scalars=("N",),
+    grid=(lambda N, ROWS: cdiv(N, ROWS), lambda D, BLOCK: cdiv(D, BLOCK)),
+    tiles={"": {"TILE": 1024, "WARPS": 4}},
     **_EXPERTS,
 )
 PLUGINS = (ROUTE, SUM)

@@ -1,7 +1,7 @@
 """Which rows each expert has, and the sum over a token's experts (`glmspec.plugins.experts`).
 
-Legend: N tokens, A experts a token, P = N * A pairs, E experts of this rank, D hidden; of a program: c pairs, d
-columns, e experts (padded to a power of two).
+Legend: N tokens, A experts a token, P = N * A pairs, E experts of this rank, D hidden; of a program: c pairs, r
+rows, d columns, e experts (padded to a power of two).
 """
 
 from __future__ import annotations
@@ -66,13 +66,25 @@ def pairs_of(order_P, first, rows, P, TILE: tl.constexpr):
 
 
 @triton.jit
-def sum_kernel(out_PD, expert_NA, out_ND, A: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr):
+def sum_kernel(
+    out_PD,
+    expert_NA,
+    N,
+    out_ND,
+    A: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """See `experts.summed`. A load is masked, not multiplied: a skipped pair's memory may hold anything."""
-    n = tl.program_id(0).to(tl.int64)
+    n_r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    sum_d = tl.zeros([BLOCK], tl.float32)
+    sum_rd = tl.zeros([ROWS, BLOCK], tl.float32)
     for a in tl.static_range(A):
-        expert = tl.load(expert_NA + n * A + a)
-        here_d = (expert >= 0) & (expert < E) & (d < D)
-        sum_d += tl.load(out_PD + (n * A + a) * D + d, mask=here_d, other=0.0).to(tl.float32)
-    tl.store(out_ND + n * D + d, as_stored(sum_d, out_ND), mask=d < D)
+        expert_r = tl.load(expert_NA + n_r * A + a, mask=n_r < N, other=-1)
+        here_rd = ((expert_r >= 0) & (expert_r < E))[:, None] & (d < D)[None, :]
+        out_rd = out_PD + (n_r * A + a)[:, None] * D + d[None, :]
+        sum_rd += tl.load(out_rd, mask=here_rd, other=0.0).to(tl.float32)
+    place_rd = out_ND + n_r[:, None] * D + d[None, :]
+    tl.store(place_rd, as_stored(sum_rd, out_ND), mask=(n_r < N)[:, None] & (d < D)[None, :])

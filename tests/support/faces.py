@@ -33,12 +33,13 @@ from glmspec.plugins.spec import Op
 
 TESTS = Path(__file__).resolve().parents[1]
 POISON = 77  # what outputs hold before a launch: a place that a kernel forgets is seen
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # e2m1, by code
 PROGRAMS = 500  # that a test file's cases may run in all: the interpreter takes up to 40 ms for one
 
 
 @dataclass
 class Case:
-    """One call: inputs in order, attributes by name. op: its name, or `FOLDER:FUNCTION` of other launches."""
+    """One call: inputs in order, attributes by name. op: its name, or `FOLDER:CHAIN`, `FOLDER:PLUGIN`."""
 
     op: str
     inputs: list[torch.Tensor]
@@ -116,7 +117,10 @@ def assert_agree(case: Case, found: tuple[torch.Tensor, ...], expected: tuple[to
 def launches(op: str) -> Callable[..., tuple[Any, ...]]:
     """The function that a case calls."""
     folder, _, name = op.partition(":")
-    return getattr(importlib.import_module(f"glmspec.plugins.{folder}"), name) if name else OPS[op].plugged
+    if not name:
+        return OPS[op].plugged
+    member = getattr(importlib.import_module(f"glmspec.plugins.{folder}"), name)
+    return (lambda run, *inputs, **attributes: run(member, *inputs, **attributes)) if name.isupper() else member
 
 
 def interpret_file(given: str, made: str, sm: str) -> None:
@@ -156,27 +160,39 @@ def compare_as_gpus_do() -> None:
 
 
 def multiply_as_gpus_do() -> None:
-    """The interpreter multiplies the bits of bfloat16 numbers as if they were whole ones, and widens float8 ones to
-    bfloat16 likewise."""
-    import triton.language as tl
+    """The interpreter has no product of scaled operands, takes bfloat16's bits for numbers in other products, and
+    float8's when it widens those to bfloat16."""
+    from triton.language import bfloat16, float8e4nv, float32
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    cast, dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
-    narrow = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn}
+    plain_dot, plain_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
 
-    def wide(x: TensorHandle) -> TensorHandle:
-        kind = narrow.get(x.dtype.scalar)
-        if kind is None:
-            return x
-        return TensorHandle(torch.from_numpy(np.ascontiguousarray(x.data)).view(kind).float().numpy(), tl.float32)
+    def values(handle: Any) -> Any:
+        if handle.dtype != bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), float32)
 
-    def cast_impl(self: InterpreterBuilder, x: TensorHandle, to: Any) -> TensorHandle:
-        if x.dtype.scalar == tl.float8e4nv and to.scalar == tl.bfloat16:  # exact
-            return TensorHandle((wide(x).data.view(np.uint32) >> 16).astype(np.uint16), tl.bfloat16)
-        return cast(self, x, to)
+    def dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        return plain_dot(self, values(a), values(b), *others)
 
-    InterpreterBuilder.cast_impl = cast_impl
-    InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
+    def cast(self: Any, x: Any, to: Any) -> Any:
+        if x.dtype.scalar != float8e4nv or to.scalar != bfloat16:
+            return plain_cast(self, x, to)
+        wide = torch.from_numpy(np.ascontiguousarray(x.data)).view(torch.float8_e4m3fn).float().numpy()
+        return TensorHandle((wide.view(np.uint32) >> 16).astype(np.uint16), bfloat16)  # exact
+
+    def scaled(handle: Any, scale: Any) -> np.ndarray:
+        """float32 [rows, K], of e2m1 codes two a byte."""
+        codes, steps = torch.from_numpy(handle), torch.from_numpy(scale).view(torch.float8_e4m3fn)
+        numbers = torch.tensor(FP4)[torch.stack([codes & 15, codes >> 4], -1).long()].flatten(-2)
+        return (numbers.unflatten(-1, (-1, 16)) * steps.float().unsqueeze(-1)).flatten(-2).numpy()
+
+    def dot_scaled(self: Any, a, a_scale, a_format, b, b_scale, b_format, fast, a_packed, b_packed, sums) -> Any:
+        a_MK, b_NK = scaled(a.data, a_scale.data), scaled(b.data.T.copy(), b_scale.data)
+        return TensorHandle(a_MK @ b_NK.T + sums.data, sums.dtype.scalar)
+
+    InterpreterBuilder.create_dot, InterpreterBuilder.create_dot_scaled = dot, dot_scaled
+    InterpreterBuilder.cast_impl = cast
 
 
 def main() -> None:
