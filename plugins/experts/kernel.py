@@ -66,6 +66,13 @@ def pairs_of(order_P, first, rows, P, TILE: tl.constexpr):
 
 
 @triton.jit
+def largest(input_E2, E: tl.constexpr):
+    """The scale of x: the largest of all experts' and halves', which share it."""
+    i = tl.arange(0, triton.next_power_of_2(2 * E))
+    return tl.max(tl.load(input_E2 + i, mask=i < 2 * E, other=0.0), 0)
+
+
+@triton.jit
 def sum_kernel(
     out_PD,
     expert_NA,

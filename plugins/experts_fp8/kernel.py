@@ -15,15 +15,8 @@ import triton.language as tl
 
 from glmspec.plugins.bfloat16 import as_read, as_stored
 from glmspec.plugins.block_product.kernel import block_product
-from glmspec.plugins.experts.kernel import pairs_of, tile_of
+from glmspec.plugins.experts.kernel import largest, pairs_of, tile_of
 from glmspec.plugins.float8 import to_float8
-
-
-@triton.jit
-def largest(input_E2, E: tl.constexpr):
-    """The scale of x: the largest of all experts' and halves', which share it."""
-    i = tl.arange(0, triton.next_power_of_2(2 * E))
-    return tl.max(tl.load(input_E2 + i, mask=i < 2 * E, other=0.0), 0)
 
 
 @triton.jit

@@ -1,10 +1,10 @@
 """Routed experts whose weights are NVFP4: e2m1 codes, two a byte (an even column's below), an e4m3 scale for every 16
-columns and a float32 factor an expert. Five launches:
+columns and a float32 scale an expert (of gate and up: one each). Five launches:
 
     ROUTE, QUANTIZE, GATE_UP, DOWN, SUM     activations in NVFP4 too (`rounding.py`): x, and the input of `down`
 
 Gate and up together are 128 rows of the matrix instruction, and tiles have 16 rows of one expert, or 64 where steps
-have so many rows that an expert has more than 32 on average: more would multiply what is not there.
+have so many rows that an expert has many: more would multiply what is not there.
 
 Legend: N tokens, A experts a token, P = N * A pairs (sorted by expert in `code` and `scale`), E experts of this rank, D
 hidden, C = D / 2 bytes of its codes, S = D / 16 groups, G expert width, F = 2 G rows of gate (first) and up, H = G / 2
@@ -28,31 +28,32 @@ def chain(
     expert_NA,
     weight_NA,
     gate_up_EFC,
-    gate_up_scale_EFS,
     down_EDH,
-    down_scale_EDZ,
-    factor_E2,
-    down_factor_E,
-    input_1,
+    groups_EFS,
+    down_groups_EDZ,
+    scale_E2,
+    down_scale_E,
+    input_E2,
     middle_E,
     *,
-    prompts: int = 0,
+    prompts: int,
 ) -> tuple:
-    """x in the compute dtype, ids int32, routing weights float32, codes int8, their scales float8 -> [N, D].
+    """x in the compute dtype, ids int32, routing weights float32, codes int8, their groups' scales float8 -> [N, D].
 
-    factor: what gate's and up's products are multiplied by (their scale, times x's); down_factor: `down`'s (its scale
-    times its input's). input, middle: what x and `down`'s input are divided by before they are rounded. prompts: 1 for
-    steps of more than 32 rows an expert.
+    input, middle: what x (by the largest) and `down`'s input are divided by before they are rounded. Products are
+    multiplied by that and by the weights' scale. prompts: 1 where an expert has many rows.
     """
     _check(run, x_ND, gate_up_EFC)
     experts, picks = run.shape(gate_up_EFC)[0], run.shape(expert_NA)[1]
     gate_up, down = (GATE_UP_LONG, DOWN_LONG) if prompts else (GATE_UP, DOWN)
     order_P, range_E2 = run(ROUTE, expert_NA, experts=experts)
-    code_NC, scale_NS = run(QUANTIZE, x_ND, input_1)
+    code_NC, scale_NS = run(QUANTIZE, x_ND, input_E2)
     routed = (x_ND, order_P, range_E2)
-    weights = (gate_up_EFC, gate_up_scale_EFS, factor_E2, middle_E)
+    weights = (gate_up_EFC, groups_EFS, scale_E2, input_E2, middle_E)
     code_PH, scale_PZ = run(gate_up, code_NC, scale_NS, *routed, *weights, picks=picks)
-    (out_PD,) = run(down, code_PH, scale_PZ, *routed, down_EDH, down_scale_EDZ, down_factor_E, weight_NA)
+    (out_PD,) = run(
+        down, code_PH, scale_PZ, *routed, down_EDH, down_groups_EDZ, down_scale_E, middle_E, weight_NA
+    )
     return run(SUM, out_PD, expert_NA, experts=experts)
 
 
@@ -67,7 +68,7 @@ QUANTIZE = Plugin(
     name="experts_nvfp4_quantize",
     op="experts_nvfp4",
     function="quantize_kernel",
-    inputs={"x_ND": "T", "input_1": "float32"},
+    inputs={"x_ND": "T", "input_E2": "float32"},
     outputs={"code_NC": "int8", "scale_NS": FP8},
     sizes={
         "C": lambda D: D // 2,
@@ -92,8 +93,9 @@ _GATE_UP: dict[str, Any] = dict(
         "scale_NS": FP8,
         **_ROUTED,
         "gate_up_EFC": "int8",
-        "gate_up_scale_EFS": FP8,
-        "factor_E2": "float32",
+        "groups_EFS": FP8,
+        "scale_E2": "float32",
+        "input_E2": "float32",
         "middle_E": "float32",
     },
     outputs=_PLACES,
@@ -115,8 +117,9 @@ _DOWN: dict[str, Any] = dict(
         **_PLACES,
         **_ROUTED,
         "down_EDH": "int8",
-        "down_scale_EDZ": FP8,
-        "down_factor_E": "float32",
+        "down_groups_EDZ": FP8,
+        "down_scale_E": "float32",
+        "middle_E": "float32",
         "weight_NA": "float32",
     },
     outputs={"out_PD": "T"},

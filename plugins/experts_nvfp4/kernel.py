@@ -14,20 +14,23 @@ import triton
 import triton.language as tl
 
 from glmspec.plugins.bfloat16 import as_read, as_stored
-from glmspec.plugins.experts.kernel import pairs_of, tile_of
+from glmspec.plugins.experts.kernel import largest, pairs_of, tile_of
 from glmspec.plugins.experts_nvfp4.float4 import quantized, spread, unpacked
 
 E2M1 = tl.constexpr("e2m1")  # a plain string is enough for a GPU, not for the interpreter
 
 
 @triton.jit
-def quantize_kernel(x_ND, input_1, N, code_NC, scale_NS, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """x / input, rounded to its dtype, then to NVFP4."""
+def quantize_kernel(
+    x_ND, input_E2, N, code_NC, scale_NS,
+    D: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """x / its scale, rounded to its dtype, then to NVFP4."""
     row_r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     first = tl.program_id(1) * COLUMNS
     c, h, g = tl.arange(0, COLUMNS)[None, :], tl.arange(0, COLUMNS // 2)[None, :], tl.arange(0, COLUMNS // 16)[None, :]
     x_rc = tl.load(x_ND + row_r * D + first + c, mask=(row_r < N) & (first + c < D), other=0.0).to(tl.float32)
-    x_rc = as_read(tl.div_rn(x_rc, tl.load(input_1)), x_ND)
+    x_rc = as_read(tl.div_rn(x_rc, largest(input_E2, E)), x_ND)
     code_rh, scale_rg = quantized(x_rc, ROWS, COLUMNS)
     byte_h, group_g = first // 2 + h, first // 16 + g
     tl.store(code_NC + row_r * (D // 2) + byte_h, code_rh, mask=(row_r < N) & (byte_h < D // 2))
@@ -36,7 +39,7 @@ def quantize_kernel(x_ND, input_1, N, code_NC, scale_NS, D: tl.constexpr, ROWS: 
 
 @triton.jit
 def gate_up_kernel(
-    code_NC, scale_NS, x_ND, order_P, range_E2, gate_up_EFC, gate_up_scale_EFS, factor_E2, middle_E,
+    code_NC, scale_NS, x_ND, order_P, range_E2, gate_up_EFC, groups_EFS, scale_E2, input_E2, middle_E,
     P,
     code_PH, scale_PZ,
     A: tl.constexpr, D: tl.constexpr, E: tl.constexpr, G: tl.constexpr,
@@ -52,7 +55,7 @@ def gate_up_kernel(
         row_m = column + tl.where(m < HALF, m, m - HALF + G)
         row_m1 = row_m.to(tl.int64)[:, None] + expert.to(tl.int64) * (2 * G)
         weight = as_bytes(gate_up_EFC) + row_m1 * (D // 2) + h[None, :]
-        step = gate_up_scale_EFS + row_m1 * (D // 16) + g[None, :]
+        step = groups_EFS + row_m1 * (D // 16) + g[None, :]
         x = as_bytes(code_NC) + token_t[None, :] * (D // 2) + h[:, None]
         x_step = as_bytes(scale_NS) + token_t[:, None] * (D // 16) + g[None, :]
         sum_mt = tl.zeros([2 * HALF, TILE], tl.float32)
@@ -65,9 +68,9 @@ def gate_up_kernel(
             x_tg = byte_tg.to(tl.float8e4nv, bitcast=True)
             sum_mt = with_product(sum_mt, w_mh, w_mg, x_ht, x_tg, SCALED)
             byte_tg = next_tg
-        sum_mt *= 1.0 if SCALED else 2.0**32
+        sum_mt *= largest(input_E2, E) * (1.0 if SCALED else 2.0**32)
         gate_mt, up_mt = tl.split(tl.permute(tl.reshape(sum_mt, [2, HALF, TILE]), [1, 2, 0]))
-        y_tm = activated(gate_mt, up_mt, factor_E2 + 2 * expert, x_ND)
+        y_tm = activated(gate_mt, up_mt, scale_E2 + 2 * expert, x_ND)
         y_tm = as_read(tl.div_rn(y_tm, tl.load(middle_E + expert)), x_ND)
         code_th, scale_tg = quantized(y_tm, TILE, HALF)
         place_t, there_t = first.to(tl.int64) + tl.arange(0, TILE), tl.arange(0, TILE) < rows
@@ -94,17 +97,17 @@ def as_bytes(pointer):
 
 
 @triton.jit
-def activated(gate_mt, up_mt, factor_2, x_ND):
+def activated(gate_mt, up_mt, scale_2, x_ND):
     """silu(gate) * up, the other way round; the products, silu and the result rounded to x's dtype."""
-    gate_mt = as_read(gate_mt * tl.load(factor_2), x_ND)
-    up_mt = as_read(up_mt * tl.load(factor_2 + 1), x_ND)
+    gate_mt = as_read(gate_mt * tl.load(scale_2), x_ND)
+    up_mt = as_read(up_mt * tl.load(scale_2 + 1), x_ND)
     silu_mt = as_read(gate_mt / (1.0 + tl.exp(-gate_mt)), x_ND)
     return tl.trans(as_read(silu_mt * up_mt, x_ND))
 
 
 @triton.jit
 def down_kernel(
-    code_PH, scale_PZ, x_ND, order_P, range_E2, down_EDH, down_scale_EDZ, down_factor_E, weight_NA,
+    code_PH, scale_PZ, x_ND, order_P, range_E2, down_EDH, down_groups_EDZ, down_scale_E, middle_E, weight_NA,
     P,
     out_PD,
     D: tl.constexpr, E: tl.constexpr, G: tl.constexpr,
@@ -120,8 +123,9 @@ def down_kernel(
         x = as_bytes(code_PH) + place_t[None, :] * (G // 2) + h[:, None]
         x_step = as_bytes(scale_PZ) + place_t[:, None] * (G // 16) + g[None, :]
         weight = as_bytes(down_EDH) + expert.to(tl.int64) * (D * (G // 2)) + h[None, :]
-        step = down_scale_EDZ + expert.to(tl.int64) * (D * (G // 16)) + g[None, :]
-        factor = tl.load(down_factor_E + expert) * (1.0 if SCALED else 2.0**32)
+        step = down_groups_EDZ + expert.to(tl.int64) * (D * (G // 16)) + g[None, :]
+        middle = tl.load(middle_E + expert) * (1.0 if SCALED else 2.0**32)
+        scale = tl.load(down_scale_E + expert)
         sum_mt = tl.zeros([ROWS, TILE], tl.float32)
         byte_tg = tl.load(x_step)
         for turn in tl.range(0, TURNS * PARTS, num_stages=STAGES):
@@ -134,7 +138,7 @@ def down_kernel(
             sum_mt = with_product(sum_mt, w_mh, w_mg, x_ht, x_tg, SCALED)
             byte_tg = next_tg
             if k == PARTS - 1:
-                store_weighed(sum_mt * factor, row_m, first, rows, x_ND, order_P, weight_NA, P, out_PD, D, TILE)
+                store_weighed(sum_mt * middle * scale, row_m, first, rows, x_ND, order_P, weight_NA, P, out_PD, D, TILE)
                 sum_mt = tl.zeros([ROWS, TILE], tl.float32)
 
 

@@ -47,9 +47,11 @@ def case(
         return [codes, to_e4m3(uniform(EXPERTS, rows, columns // 16, low=0.1, high=2.0))]
 
     x_ND = torch.randn(len(expert_NA), hidden, generator=_G).to(dtype)
-    inputs = [x_ND, expert_NA, uniform(*expert_NA.shape), *weight(2 * width, hidden), *weight(hidden, width)]
-    inputs += [uniform(EXPERTS, 2, low=1e-3, high=4e-3), uniform(EXPERTS), torch.tensor([0.3])]
-    return Case("experts_nvfp4:chain", [*inputs, uniform(EXPERTS, low=0.1, high=0.4)], {"prompts": prompts})
+    (gate_up, groups), (down, down_groups) = weight(2 * width, hidden), weight(hidden, width)
+    inputs = [x_ND, expert_NA, uniform(*expert_NA.shape), gate_up, down, groups, down_groups]
+    inputs += [uniform(EXPERTS, 2, low=4e-3, high=1e-2), uniform(EXPERTS, low=1.0, high=4.0)]
+    inputs += [uniform(EXPERTS, 2, high=0.3), uniform(EXPERTS, low=0.1, high=0.4)]
+    return Case("experts_nvfp4:chain", inputs, {"prompts": prompts})
 
 
 def padded(one: Case) -> Case:
@@ -82,17 +84,16 @@ def rounded(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def expected(one: Case) -> torch.Tensor:
     """[N, D], an expert at a time."""
-    x_ND, expert_NA, weight_NA, gate_up, gate_up_scale, down, down_scale, factor, down_factor, input_1, middle = (
-        one.inputs
-    )
+    x_ND, expert_NA, weight_NA, gate_up, down, groups, down_groups, scale, down_scale, input, middle = one.inputs
     dtype, out_ND = x_ND.dtype, torch.zeros(x_ND.shape)
-    x = rounded(x_ND, input_1)
+    x = rounded(x_ND, input.max())
     for expert in range(EXPERTS):
         token, pick = (expert_NA == expert).nonzero(as_tuple=True)
-        gate, up = (x[token] @ values(gate_up[expert], gate_up_scale[expert]).T).chunk(2, -1)
-        gate, up = (gate * factor[expert, 0]).to(dtype), (up * factor[expert, 1]).to(dtype)
+        gate, up = (x[token] @ values(gate_up[expert], groups[expert]).T).chunk(2, -1)
+        gate, up = ((half * input.max() * by).to(dtype) for half, by in zip((gate, up), scale[expert], strict=True))
         hidden = rounded(torch.nn.functional.silu(gate) * up, middle[expert])
-        y = (hidden @ values(down[expert], down_scale[expert]).T * down_factor[expert]).to(dtype).float()
+        product = hidden @ values(down[expert], down_groups[expert]).T
+        y = (product * middle[expert] * down_scale[expert]).to(dtype).float()
         out_ND.index_add_(0, token, (y * weight_NA[token, pick].unsqueeze(1)).to(dtype).float())
     return out_ND.to(dtype)
 
@@ -176,7 +177,7 @@ def anything(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("long", ["", "_LONG"])
 def test_any_routing_stays_within_its_memory(long):
     """TensorRT times kernels on arbitrary buffers. (An address beyond memory ends the interpreter.)"""
-    x_ND, _, weight_NA, gate_up, gate_up_scale, down, down_scale, factor, down_factor, _, middle = case(ids(40)).inputs
+    x_ND, _, weight_NA, gate_up, down, groups, down_groups, scale, down_scale, input, middle = case(ids(40)).inputs
     codes = torch.randint(-128, 128, (40, 64), generator=_G, dtype=torch.int8), to_e4m3(uniform(40, 8))
     places = torch.randint(-128, 128, (80, 32), generator=_G, dtype=torch.int8), to_e4m3(uniform(80, 4))
     cases = {}
@@ -191,9 +192,9 @@ def test_any_routing_stays_within_its_memory(long):
             torch.tensor([[70, 60], [80, 9], [-5, 80], [0, 2**31 - 1]], dtype=INT),
         ),
     }.items():
-        gate_up_inputs = [*codes, x_ND, *routed, gate_up, gate_up_scale, factor, middle]
+        gate_up_inputs = [*codes, x_ND, *routed, gate_up, groups, scale, input, middle]
         cases[f"gate_up, {name}"] = Case(f"experts_nvfp4:GATE_UP{long}", gate_up_inputs, {"picks": PICKS})
-        down_inputs = [*places, x_ND, *routed, down, down_scale, down_factor, weight_NA]
+        down_inputs = [*places, x_ND, *routed, down, down_groups, down_scale, middle, weight_NA]
         cases[f"down, {name}"] = Case(f"experts_nvfp4:DOWN{long}", down_inputs)
     assert set(interpret(cases, "SM100")) == set(cases)
 
@@ -201,7 +202,7 @@ def test_any_routing_stays_within_its_memory(long):
 @pytest.mark.parametrize(("hidden", "width"), [(192, 64), (128, 96)])
 def test_what_the_plugins_do_not_take(hidden, width):
     with pytest.raises(NoPlugin, match="expected multiples of 128 and 64"):
-        chain(Launcher(), *case(ids(3), hidden, width).inputs)
+        chain(Launcher(), *case(ids(3), hidden, width).inputs, prompts=0)
 
 
 def test_the_cases_are_few_programs(interpreted, interpreted_sm90):
@@ -214,16 +215,9 @@ SIZES = {"eight ranks": (6144, 256, 256), "eight ranks of whole experts": (6144,
 
 def variants(sm: str, hidden: int, width: int, experts: int, dtype: str = "bfloat16") -> list:
     run, codes, scale = Recorder(sm), "int8", "float8_e4m3fn"
-    shapes = [(-1, hidden), (-1, 8), (-1, 8), (experts, 2 * width, hidden // 2), (experts, 2 * width, hidden // 16)]
-    shapes += [
-        (experts, hidden, width // 2),
-        (experts, hidden, width // 16),
-        (experts, 2),
-        (experts,),
-        (1,),
-        (experts,),
-    ]
-    dtypes = [dtype, "int32", "float32", codes, scale, codes, scale, *["float32"] * 4]
+    shapes = [(-1, hidden), (-1, 8), (-1, 8), (experts, 2 * width, hidden // 2), (experts, hidden, width // 2)]
+    shapes += [(experts, 2 * width, hidden // 16), (experts, hidden, width // 16), *[(experts, 2), (experts,)] * 2]
+    dtypes = [dtype, "int32", "float32", codes, codes, scale, scale, *["float32"] * 4]
     for prompts in (0, 1):
         chain(run, *(Shaped(*one) for one in zip(shapes, dtypes, strict=True)), prompts=prompts)
     return [one for one in run.variants if one.plugin in PLUGINS]
