@@ -14,8 +14,8 @@ from kernel_checks.launch import Launcher
 from support.compiled import assert_sound
 from support.faces import FP4, PROGRAMS, Case, interpret
 
-from glmspec.plugins.compiler import SMS, compile_variant
-from glmspec.plugins.experts_nvfp4 import PLUGINS, chain
+from glmspec.plugins.compiler import SMS, Variant, compile_variant
+from glmspec.plugins.experts_nvfp4 import CODED, PLUGINS, QUANTIZE, chain
 from glmspec.plugins.quantize_blocks import to_e4m3
 from glmspec.plugins.rounding import to_e2m1
 from glmspec.plugins.spec import NoPlugin
@@ -48,8 +48,14 @@ def case(
 
     x_ND = torch.randn(len(expert_NA), hidden, generator=_G).to(dtype)
     inputs = [x_ND, expert_NA, uniform(*expert_NA.shape), *weight(2 * width, hidden), *weight(hidden, width)]
-    inputs += [uniform(EXPERTS, 2, low=1e-3, high=4e-3), uniform(EXPERTS), torch.tensor([0.3])]
-    return Case("experts_nvfp4:chain", [*inputs, uniform(EXPERTS, low=0.1, high=0.4)], {"prompts": prompts})
+    inputs += [uniform(EXPERTS, 2, low=1e-3, high=4e-3), uniform(EXPERTS)]
+    scales = [torch.tensor([0.3]), uniform(EXPERTS, low=0.1, high=0.4)]
+    return Case("experts_nvfp4:chain", inputs + scales, {"prompts": prompts})
+
+
+def wide(one: Case) -> Case:
+    """The case without scales of activations."""
+    return Case(one.op, one.inputs[:9], one.attributes)
 
 
 def padded(one: Case) -> Case:
@@ -75,16 +81,17 @@ def values(codes: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     return (numbers.unflatten(-1, (-1, 16)) * step.float().unsqueeze(-1)).flatten(-2)
 
 
-def rounded(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def rounded(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    if scale is None:
+        return x.float()
     numbers, step = steps((x.float() / scale).to(x.dtype).float())
     return (numbers * step.float().unsqueeze(-1)).flatten(-2)
 
 
 def expected(one: Case) -> torch.Tensor:
     """[N, D], an expert at a time."""
-    x_ND, expert_NA, weight_NA, gate_up, gate_up_scale, down, down_scale, factor, down_factor, input_1, middle = (
-        one.inputs
-    )
+    x_ND, expert_NA, weight_NA, gate_up, gate_up_scale, down, down_scale, factor, down_factor, *scales = one.inputs
+    input_1, middle = scales or (None, [None] * EXPERTS)
     dtype, out_ND = x_ND.dtype, torch.zeros(x_ND.shape)
     x = rounded(x_ND, input_1)
     for expert in range(EXPERTS):
@@ -121,6 +128,8 @@ CASES = {
     "prompts, padded rows": padded(case(torch.cat([ids(70), constant(60, EXPERTS)]), prompts=1)),
     "prompts, 2,000 rows": case(ids(2000), prompts=1),
 }
+WIDE = ("a block", "one row", "several parts and turns", "parts that are no power of two", "padded rows", "prompts")
+CASES |= {f"{name}, bfloat16": wide(CASES[name]) for name in WIDE}
 ON_SM90 = ("a block", "several parts and turns", "parts that are no power of two", "prompts", "skipped ids")
 
 
@@ -195,6 +204,9 @@ def test_any_routing_stays_within_its_memory(long):
         cases[f"gate_up, {name}"] = Case(f"experts_nvfp4:GATE_UP{long}", gate_up_inputs, {"picks": PICKS})
         down_inputs = [*places, x_ND, *routed, down, down_scale, down_factor, weight_NA]
         cases[f"down, {name}"] = Case(f"experts_nvfp4:DOWN{long}", down_inputs)
+        gate_up_16, down_16 = [x_ND, *gate_up_inputs[3:-1]], [x_ND[:, :64].repeat(2, 1), *down_inputs[3:]]
+        cases[f"gate_up_16, {name}"] = Case(f"experts_nvfp4:GATE_UP_16{long}", gate_up_16, {"picks": PICKS})
+        cases[f"down_16, {name}"] = Case(f"experts_nvfp4:DOWN_16{long}", down_16)
     assert set(interpret(cases, "SM100")) == set(cases)
 
 
@@ -204,15 +216,24 @@ def test_what_the_plugins_do_not_take(hidden, width):
         chain(Launcher(), *case(ids(3), hidden, width).inputs)
 
 
+def test_activations_without_scales_are_bfloat16():
+    with pytest.raises(NoPlugin, match="activations of float32 without scales, expected bfloat16"):
+        chain(Launcher(), *wide(case(ids(3), dtype=torch.float32)).inputs)
+
+
 def test_the_cases_are_few_programs(interpreted, interpreted_sm90):
     results = {**interpreted, **interpreted_sm90}
     assert sum(one.programs for name, one in results.items() if "2,000" not in name) < 2 * PROGRAMS
 
 
+PRODUCTS = re.compile(r"(?:tcgen05\.mma|wgmma\.mma_async)\.[\w.:]+")
+CODED_PRODUCT = "mxf4nvf4.block_scale"
+BF16_PRODUCT = {"SM90": "f32.bf16.bf16", "SM100": "kind::f16", "SM103": "kind::f16"}
 SIZES = {"eight ranks": (6144, 256, 256), "eight ranks of whole experts": (6144, 2048, 32), "tiny": (128, 64, 8)}
 
 
-def variants(sm: str, hidden: int, width: int, experts: int, dtype: str = "bfloat16") -> list:
+def variants(sm: str, hidden: int, width: int, experts: int) -> list[Variant]:
+    """Of both chains, for blocks and for prompts."""
     run, codes, scale = Recorder(sm), "int8", "float8_e4m3fn"
     shapes = [(-1, hidden), (-1, 8), (-1, 8), (experts, 2 * width, hidden // 2), (experts, 2 * width, hidden // 16)]
     shapes += [
@@ -223,21 +244,25 @@ def variants(sm: str, hidden: int, width: int, experts: int, dtype: str = "bfloa
         (1,),
         (experts,),
     ]
-    dtypes = [dtype, "int32", "float32", codes, scale, codes, scale, *["float32"] * 4]
-    for prompts in (0, 1):
-        chain(run, *(Shaped(*one) for one in zip(shapes, dtypes, strict=True)), prompts=prompts)
+    dtypes = ["bfloat16", "int32", "float32", codes, scale, codes, scale, *["float32"] * 4]
+    inputs = [Shaped(*one) for one in zip(shapes, dtypes, strict=True)]
+    for given, prompts in ((11, 0), (11, 1), (9, 0), (9, 1)):
+        chain(run, *inputs[:given], prompts=prompts)
     return [one for one in run.variants if one.plugin in PLUGINS]
 
 
-@pytest.mark.parametrize("sm", SMS)
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("sm", "sizes"),
+    [*((sm, "eight ranks") for sm in SMS), ("SM100", "eight ranks of whole experts"), ("SM103", "tiny")],
+)
 def test_they_compile_within_their_limits(sm, sizes):
     """Products of codes are products of codes on the GPU, too, where it has them."""
     found = variants(sm, *SIZES[sizes])
     assert {one.plugin for one in found} == set(PLUGINS)
     for variant in found:
         compiled = compile_variant(variant)
-        print(sizes, sm, variant.plugin.name, compiled.registers, compiled.stack, compiled.shared_memory)
         assert_sound(compiled)
-        product = "wgmma.mma_async.*bf16" if sm == "SM90" else r"tcgen05\.mma.*mxf4nvf4\.block_scale"
-        assert bool(re.search(product, compiled.ptx)) == (variant.plugin.name != "experts_nvfp4_quantize")
+        if variant.plugin is not QUANTIZE:
+            product = CODED_PRODUCT if sm != "SM90" and variant.plugin in CODED else BF16_PRODUCT[sm]
+            products = PRODUCTS.findall(compiled.ptx)
+            assert products and all(product in one for one in products), variant.name
