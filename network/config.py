@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from glmspec.core.dtypes import FP4, HEADERS
 from glmspec.network.contract import WEIGHT, TensorSpec
-from glmspec.network.formats import FORMATS, QUANTIZED
+from glmspec.network.formats import FORMATS, QUANTIZED, whole_tiles
 from glmspec.network.limits import CONTEXT
 from glmspec.network.shards import Layout, Mapping, layout_of
 
@@ -104,7 +104,8 @@ class NetworkConfig:
             plain = tensors_of(whole.name, dims, "float32", layout, False, 0)[""].shape
             return {"": TensorSpec(whole.name, whole.dtype, plain, WEIGHT)}
         tensors = tensors_of(whole.name, dims, format, layout, whole.name in self.scaled, 0)
-        return {suffix: _spec(tensor) for suffix, tensor in tensors.items()}
+        packed = bool(self.plugins) and layout.split.experts and _whole_tiles(whole.name, tensors[""].shape)
+        return {suffix: _spec(tensor, packed) for suffix, tensor in tensors.items()}
 
 
 def quantized_formats(formats: abc.Mapping[str, str]) -> dict[str, str]:
@@ -112,8 +113,17 @@ def quantized_formats(formats: abc.Mapping[str, str]) -> dict[str, str]:
     return {name: format for name, format in formats.items() if format in QUANTIZED}
 
 
-def _spec(tensor: RankTensor) -> TensorSpec:
-    """NVFP4 codes lie two a byte: a network sees them one by one."""
+def _whole_tiles(name: str, stored: Shape) -> bool:
+    """Whether plugins take experts whose NVFP4 codes have this shape, two a byte."""
+    rows, columns = stored[1], 2 * stored[2]
+    gate_up = name.endswith(".gate_up_proj")
+    return whole_tiles(columns, rows // 2) if gate_up else whole_tiles(rows, columns)
+
+
+def _spec(tensor: RankTensor, packed: bool) -> TensorSpec:
+    """NVFP4 codes lie two a byte: layers see them one by one. packed: as bytes, for plugins, which know no FP4."""
+    if tensor.dtype == "U8" and packed:
+        return TensorSpec(tensor.name, "int8", tensor.shape, WEIGHT)
     if tensor.dtype == "U8":
         return TensorSpec(tensor.name, FP4, (*tensor.shape[:-1], 2 * tensor.shape[-1]), WEIGHT)
     return TensorSpec(tensor.name, HEADERS[tensor.dtype].name, tensor.shape, WEIGHT)

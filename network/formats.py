@@ -45,3 +45,8 @@ FORMATS: dict[str, dict[str, Field]] = {
     "nvfp4": {"": Field("U8", 1, 2), "scale": Field("F8_E4M3", 1, GROUP), "scale_2": Field("F32", 0, 0)},
 }
 QUANTIZED = ("fp8_block", "fp8", "fp8_rows", "nvfp4")
+
+
+def whole_tiles(hidden: int, width: int) -> bool:
+    """Whether plugins multiply NVFP4 experts of these sizes: whole tiles only."""
+    return hidden % 128 == 0 and width % 64 == 0

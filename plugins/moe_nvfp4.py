@@ -12,10 +12,11 @@ from typing import Annotated
 import torch
 
 from glmspec.core.dtypes import FP8
+from glmspec.network.formats import GROUP
 from glmspec.network.graph import Tensor
-from glmspec.plugins import moe, moe_scaled
+from glmspec.plugins import experts, experts_nvfp4, moe, moe_scaled
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, Op
+from glmspec.plugins.spec import Compute, Float32, Int32, Op, Rule, Runs, Use
 
 Codes = Annotated[torch.Tensor, "int8"]
 Groups = Annotated[torch.Tensor, FP8]
@@ -63,6 +64,44 @@ def native(
     return moe_scaled.native(x_ND, expert_NA, weight_NA, codes, groups, *scales, input_E2, middle_E, "nvfp4")
 
 
+def plugged(
+    run: Runs,
+    x_ND,
+    expert_NA,
+    weight_NA,
+    gate_up_EFC,
+    down_EDB,
+    groups_EFK,
+    down_groups_EDL,
+    scale_E2,
+    down_scale_E,
+    input_E2=None,
+    middle_E=None,
+    *,
+    prompts,
+) -> tuple:
+    """Five launches, four where weights only are quantized: see `experts_nvfp4`."""
+    weights = gate_up_EFC, down_EDB, groups_EFK, down_groups_EDL, scale_E2, down_scale_E, input_E2, middle_E
+    return experts_nvfp4.chain(run, x_ND, expert_NA, weight_NA, *weights, prompts=prompts)
+
+
+_REAL: dict[str, Rule] = {
+    "C": lambda D: D // 2,
+    "B": lambda G: G // 2,
+    "K": lambda D: D // GROUP,
+    "L": lambda G: G // GROUP,
+}
 OP = Op(
-    name="moe_nvfp4", outputs={"out_ND": "T"}, reference=reference, native="plugins of it come with `experts_nvfp4`"
+    name="moe_nvfp4",
+    reference=reference,
+    plugged=plugged,
+    plugins=(experts.ROUTE, *experts_nvfp4.PLUGINS, experts.SUM),
+    real={**moe.REAL, **_REAL},
+    uses={
+        "": Use({"prompts": 0}, ("input_E2", "middle_E")),
+        "prompts": Use({"prompts": 1}, ("input_E2", "middle_E")),
+        "weights only": moe.BLOCKS,
+        "weights only, prompts": moe.PROMPTS,
+    },
+    **moe.COMMON,
 )

@@ -214,7 +214,12 @@ def run_all(wanted: argparse.Namespace, keep: Callable[[list[Row]], None]) -> li
     """Every case: compared and timed, then the references compiled while there is time. A case that fails is a row that
     says so. keep: told of all rows after each case."""
     from glmspec.plugins.compiler import SMS
+    from glmspec.plugins.spec import NoPlugin
 
+    if wanted.dry_run:
+        from kernel_checks.interpreter import compute_as_gpus_do
+
+        compute_as_gpus_do()
     deadline = time.monotonic() + wanted.seconds
     here = "SM90" if wanted.dry_run else this_sm()
     sm, gpu = here if here in SMS else "SM90", target_of(here)
@@ -222,7 +227,10 @@ def run_all(wanted: argparse.Namespace, keep: Callable[[list[Row]], None]) -> li
 
     def first(op: Any, use: Any, sizes: dict[str, int], row: Row) -> None:
         inputs = inputs_of(op, use, sizes, compute, device)
-        check(op, use, inputs, sm, compute, row)
+        try:
+            check(op, use, inputs, sm, compute, row)
+        except NoPlugin:  # of float32
+            check(op, use, inputs_of(op, use, sizes, "bfloat16", device), sm, "bfloat16", row)
         if not wanted.dry_run:
             row.floor = floor_of(op, sizes, gpu) if gpu else None
             measure(op, use, inputs, sm, row)

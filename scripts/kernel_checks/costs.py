@@ -30,7 +30,8 @@ def op_cost(op: Op, sizes: Mapping[str, int], compute: str) -> tuple[int, int]:
 def launch_cost(launch: Launch) -> tuple[int, int]:
     """Bytes and flops of one launch whose sizes are all known."""
     return _of(
-        PLUGIN_COSTS[launch.plugin.name.replace("_reduced", "")], {**launch.symbols, "t": DTYPES[launch.compute].bytes}
+        PLUGIN_COSTS[launch.plugin.name.replace("_reduced", "").removesuffix("_long")],
+        {**launch.symbols, "t": DTYPES[launch.compute].bytes},
     )
 
 
@@ -82,6 +83,7 @@ OP_COSTS: dict[str, Cost] = {
     "moe": _experts(lambda t: t),
     "moe_fp8": _experts(lambda t: 1),
     "moe_fp8_block": _experts(lambda t: 1),
+    "moe_nvfp4": _experts(lambda t: 9 / 16),
     "quantize_blocks": Cost(lambda t, N, D: (t + 1) * N * D + 4 * N * cdiv(D, 128)),
     "reject": Cost(lambda t, R, V, Z, K: t * R * V + 4 * Z * K + 60 * R, lambda R, V: 4 * R * V),
     "sample": Cost(lambda t, R, V: t * R * V + 24 * R, lambda R, V: 4 * R * V),
@@ -124,6 +126,11 @@ PLUGIN_COSTS: dict[str, Cost] = {  # a reduced vocabulary costs a launch no more
     "experts_gate_up_w8": _product(lambda t: 1, 2, lambda t: t),
     "experts_gate_up_fp8": _product(lambda t: 1, 2, lambda t: 1),
     "experts_gate_up_blocks": _product(lambda t: 1, 2, lambda t: 1),
+    "experts_nvfp4_quantize": Cost(lambda t, N, D: t * N * D + 9 * N * D // 16),
+    "experts_nvfp4_gate_up": _product(lambda t: 9 / 16, 2, lambda t: 9 / 16),
+    "experts_nvfp4_gate_up_16": _product(lambda t: 9 / 16, 2, lambda t: t),
+    "experts_nvfp4_down": _product(lambda t: 9 / 16, 1, lambda t: 9 / 16),
+    "experts_nvfp4_down_16": _product(lambda t: 9 / 16, 1, lambda t: t),
     "experts_down": _product(lambda t: t, 1, lambda t: t),
     "experts_down_w8": _product(lambda t: 1, 1, lambda t: t),
     "experts_down_fp8": _product(lambda t: 1, 1, lambda t: 1),
@@ -197,6 +204,7 @@ SMALL: dict[str, Mapping[str, Rule]] = {  # sizes over an op's own, that the int
     "markov_walk": {"V": 500, "C": 500, "A": 32},
     "moe": {"N": 3, "A": 2, "E": 6, "D": 128, "G": 64},
     "moe_fp8": {"N": 3, "A": 2, "E": 6, "D": 128, "G": 64},
+    "moe_nvfp4": {"N": 3, "A": 2, "E": 6, "D": 128, "G": 64},
     "moe_fp8_block": {"N": 3, "A": 2, "E": 6, "D": 192, "G": 144},
     "quantize_blocks": {"N": 4},
     "reject": {"V": 9000},

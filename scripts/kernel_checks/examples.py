@@ -184,6 +184,16 @@ def moe_fp8_block(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Generat
     return _routed(sizes, compute, g) + codes + [(torch.rand(shape, generator=g) + 0.5) / 3000 for shape in shapes]
 
 
+def moe_nvfp4(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Generator) -> Tensors:
+    """Codes, scales of 16 columns, and scales of an expert."""
+    experts, columns, width = (sizes[name] for name in "EDG")
+    shapes = (experts, 2 * width, columns), (experts, columns, width)
+    codes = [torch.randint(-128, 128, (*shape[:2], shape[2] // 2), generator=g, dtype=torch.int8) for shape in shapes]
+    groups = [torch.rand(*shape[:2], shape[2] // 16, generator=g) + 0.5 for shape in shapes]
+    coded = codes + [step.to(torch.float8_e4m3fn) for step in groups]
+    return _routed(sizes, compute, g) + coded + _expert_scales(sizes, use, g, 0.005)
+
+
 def quantize_blocks(sizes: Sizes, use: Use, compute: torch.dtype, g: torch.Generator) -> Tensors:
     """Activations with an outlier here and there."""
     x_ND = torch.randn(sizes["N"], sizes["D"], generator=g)
@@ -279,6 +289,7 @@ EXAMPLES: dict[str, Callable[[Sizes, Use, torch.dtype, torch.Generator], Tensors
         moe,
         moe_fp8,
         moe_fp8_block,
+        moe_nvfp4,
         quantize_blocks,
         reject,
         sample,

@@ -12,12 +12,12 @@ import pytest
 import torch
 from kernel_checks.launch import Launcher
 from support.compiled import assert_sound
-from support.faces import FP4, PROGRAMS, Case, interpret
+from support.faces import PROGRAMS, Case, interpret
 
-from glmspec.plugins.compiler import SMS, compile_variant
-from glmspec.plugins.experts_nvfp4 import PLUGINS, chain
+from glmspec.plugins.compiler import SMS, Variant, compile_variant
+from glmspec.plugins.experts_nvfp4 import CODED, PLUGINS, QUANTIZE, chain
 from glmspec.plugins.quantize_blocks import to_e4m3
-from glmspec.plugins.rounding import to_e2m1
+from glmspec.plugins.rounding import FP4_VALUES, to_e2m1
 from glmspec.plugins.spec import NoPlugin
 from glmspec.plugins.variants import Recorder, Shaped
 
@@ -50,8 +50,13 @@ def case(
     (gate_up, groups), (down, down_groups) = weight(2 * width, hidden), weight(hidden, width)
     inputs = [x_ND, expert_NA, uniform(*expert_NA.shape), gate_up, down, groups, down_groups]
     inputs += [uniform(EXPERTS, 2, low=4e-3, high=1e-2), uniform(EXPERTS, low=1.0, high=4.0)]
-    inputs += [uniform(EXPERTS, 2, high=0.3), uniform(EXPERTS, low=0.1, high=0.4)]
-    return Case("experts_nvfp4:chain", inputs, {"prompts": prompts})
+    scales = [uniform(EXPERTS, 2, high=0.3), uniform(EXPERTS, low=0.1, high=0.4)]
+    return Case("experts_nvfp4:chain", inputs + scales, {"prompts": prompts})
+
+
+def wide(one: Case) -> Case:
+    """The case without scales of activations."""
+    return Case(one.op, one.inputs[:9], one.attributes)
 
 
 def padded(one: Case) -> Case:
@@ -73,27 +78,31 @@ def steps(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def values(codes: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """What codes [..., B] and scales [..., K] stand for."""
     pairs = codes.view(torch.uint8)
-    numbers = torch.tensor(FP4)[torch.stack([pairs & 15, pairs >> 4], -1).long()].flatten(-2)
+    numbers = torch.tensor(FP4_VALUES)[torch.stack([pairs & 15, pairs >> 4], -1).long()].flatten(-2)
     return (numbers.unflatten(-1, (-1, 16)) * step.float().unsqueeze(-1)).flatten(-2)
 
 
-def rounded(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def rounded(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    if scale is None:
+        return x.float()
     numbers, step = steps((x.float() / scale).to(x.dtype).float())
     return (numbers * step.float().unsqueeze(-1)).flatten(-2)
 
 
 def expected(one: Case) -> torch.Tensor:
     """[N, D], an expert at a time."""
-    x_ND, expert_NA, weight_NA, gate_up, down, groups, down_groups, scale, down_scale, input, middle = one.inputs
+    x_ND, expert_NA, weight_NA, gate_up, down, groups, down_groups, scale, down_scale, *scales = one.inputs
+    input, middle = (scales[0].max(), scales[1]) if scales else (None, [None] * EXPERTS)
     dtype, out_ND = x_ND.dtype, torch.zeros(x_ND.shape)
-    x = rounded(x_ND, input.max())
+    x = rounded(x_ND, input)
     for expert in range(EXPERTS):
         token, pick = (expert_NA == expert).nonzero(as_tuple=True)
-        gate, up = (x[token] @ values(gate_up[expert], groups[expert]).T).chunk(2, -1)
-        gate, up = ((half * input.max() * by).to(dtype) for half, by in zip((gate, up), scale[expert], strict=True))
+        halves = (x[token] @ values(gate_up[expert], groups[expert]).T).chunk(2, -1)
+        by = scale[expert] if input is None else input * scale[expert]
+        gate, up = ((half * one).to(dtype) for half, one in zip(halves, by, strict=True))
         hidden = rounded(torch.nn.functional.silu(gate) * up, middle[expert])
-        product = hidden @ values(down[expert], down_groups[expert]).T
-        y = (product * middle[expert] * down_scale[expert]).to(dtype).float()
+        product = hidden @ values(down[expert], down_groups[expert]).T * (1.0 if input is None else middle[expert])
+        y = (product * down_scale[expert]).to(dtype).float()
         out_ND.index_add_(0, token, (y * weight_NA[token, pick].unsqueeze(1)).to(dtype).float())
     return out_ND.to(dtype)
 
@@ -122,6 +131,8 @@ CASES = {
     "prompts, padded rows": padded(case(torch.cat([ids(70), constant(60, EXPERTS)]), prompts=1)),
     "prompts, 2,000 rows": case(ids(2000), prompts=1),
 }
+WIDE = ("a block", "one row", "several parts and turns", "parts that are no power of two", "padded rows", "prompts")
+CASES |= {f"{name}, bfloat16": wide(CASES[name]) for name in WIDE}
 ON_SM90 = ("a block", "several parts and turns", "parts that are no power of two", "prompts", "skipped ids")
 
 
@@ -159,13 +170,13 @@ def test_x_is_rounded_to_the_very_codes():
     ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0])
     x[5] = torch.cat([ties, -ties]).repeat(16)
     x[6] = x[5] * torch.tensor(0.3)
-    scale = torch.tensor([1.0])
+    scale = torch.ones(EXPERTS, 2)
     for dtype in (torch.float32, BF16):
         one = Case("experts_nvfp4:QUANTIZE", [x.to(dtype), scale])
         codes, step = interpret({"": one})[""].outputs
-        numbers, wanted = steps((x.to(dtype).float() / scale).to(dtype).float())
+        numbers, wanted = steps(x.to(dtype).float())
         assert torch.equal(step.view(torch.uint8), wanted.view(torch.uint8))
-        size = (numbers.abs().unsqueeze(-1) == torch.tensor(FP4[:8])).long().argmax(-1) + 8 * numbers.signbit()
+        size = (numbers.abs().unsqueeze(-1) == torch.tensor(FP4_VALUES[:8])).long().argmax(-1) + 8 * numbers.signbit()
         low, high = size.flatten(-2).unflatten(-1, (-1, 2)).unbind(-1)
         assert torch.equal(codes.view(torch.uint8), (low | high << 4).to(torch.uint8))
 
@@ -196,6 +207,10 @@ def test_any_routing_stays_within_its_memory(long):
         cases[f"gate_up, {name}"] = Case(f"experts_nvfp4:GATE_UP{long}", gate_up_inputs, {"picks": PICKS})
         down_inputs = [*places, x_ND, *routed, down, down_groups, down_scale, middle, weight_NA]
         cases[f"down, {name}"] = Case(f"experts_nvfp4:DOWN{long}", down_inputs)
+        gate_up_16 = [x_ND, *gate_up_inputs[3:-2]]
+        down_16 = [x_ND[:, :64].repeat(2, 1), *down_inputs[3:-2], weight_NA]
+        cases[f"gate_up_16, {name}"] = Case(f"experts_nvfp4:GATE_UP_16{long}", gate_up_16, {"picks": PICKS})
+        cases[f"down_16, {name}"] = Case(f"experts_nvfp4:DOWN_16{long}", down_16)
     assert set(interpret(cases, "SM100")) == set(cases)
 
 
@@ -205,33 +220,46 @@ def test_what_the_plugins_do_not_take(hidden, width):
         chain(Launcher(), *case(ids(3), hidden, width).inputs, prompts=0)
 
 
+def test_activations_without_scales_are_bfloat16():
+    with pytest.raises(NoPlugin, match="activations of float32 without scales, expected bfloat16"):
+        chain(Launcher(), *wide(case(ids(3), dtype=torch.float32)).inputs, prompts=0)
+
+
 def test_the_cases_are_few_programs(interpreted, interpreted_sm90):
     results = {**interpreted, **interpreted_sm90}
     assert sum(one.programs for name, one in results.items() if "2,000" not in name) < 2 * PROGRAMS
 
 
+PRODUCTS = re.compile(r"(?:tcgen05\.mma|wgmma\.mma_async)\.[\w.:]+")
+CODED_PRODUCT = "mxf4nvf4.block_scale"
+BF16_PRODUCT = {"SM90": "f32.bf16.bf16", "SM100": "kind::f16", "SM103": "kind::f16"}
 SIZES = {"eight ranks": (6144, 256, 256), "eight ranks of whole experts": (6144, 2048, 32), "tiny": (128, 64, 8)}
 
 
-def variants(sm: str, hidden: int, width: int, experts: int, dtype: str = "bfloat16") -> list:
+def variants(sm: str, hidden: int, width: int, experts: int) -> list[Variant]:
+    """Of both chains, for blocks and for prompts."""
     run, codes, scale = Recorder(sm), "int8", "float8_e4m3fn"
     shapes = [(-1, hidden), (-1, 8), (-1, 8), (experts, 2 * width, hidden // 2), (experts, hidden, width // 2)]
     shapes += [(experts, 2 * width, hidden // 16), (experts, hidden, width // 16), *[(experts, 2), (experts,)] * 2]
-    dtypes = [dtype, "int32", "float32", codes, codes, scale, scale, *["float32"] * 4]
-    for prompts in (0, 1):
-        chain(run, *(Shaped(*one) for one in zip(shapes, dtypes, strict=True)), prompts=prompts)
+    dtypes = ["bfloat16", "int32", "float32", codes, codes, scale, scale, *["float32"] * 4]
+    inputs = [Shaped(*one) for one in zip(shapes, dtypes, strict=True)]
+    for given, prompts in ((11, 0), (11, 1), (9, 0), (9, 1)):
+        chain(run, *inputs[:given], prompts=prompts)
     return [one for one in run.variants if one.plugin in PLUGINS]
 
 
-@pytest.mark.parametrize("sm", SMS)
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("sm", "sizes"),
+    [*((sm, "eight ranks") for sm in SMS), ("SM100", "eight ranks of whole experts"), ("SM103", "tiny")],
+)
 def test_they_compile_within_their_limits(sm, sizes):
     """Products of codes are products of codes on the GPU, too, where it has them."""
     found = variants(sm, *SIZES[sizes])
     assert {one.plugin for one in found} == set(PLUGINS)
     for variant in found:
         compiled = compile_variant(variant)
-        print(sizes, sm, variant.plugin.name, compiled.registers, compiled.stack, compiled.shared_memory)
         assert_sound(compiled)
-        product = "wgmma.mma_async.*bf16" if sm == "SM90" else r"tcgen05\.mma.*mxf4nvf4\.block_scale"
-        assert bool(re.search(product, compiled.ptx)) == (variant.plugin.name != "experts_nvfp4_quantize")
+        if variant.plugin is not QUANTIZE:
+            product = CODED_PRODUCT if sm != "SM90" and variant.plugin in CODED else BF16_PRODUCT[sm]
+            products = PRODUCTS.findall(compiled.ptx)
+            assert products and all(product in one for one in products), variant.name

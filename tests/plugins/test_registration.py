@@ -32,7 +32,8 @@ def launches() -> dict[str, tuple[Launch, Launch]]:
 
 
 LAUNCHES = launches()
-_DTYPES = {"float32": "FLOAT", "bfloat16": "BF16", "int32": "INT32", "bool": "BOOL", "float8_e4m3fn": "FP8"}
+_DTYPES = {"float32": "FLOAT", "bfloat16": "BF16", "int32": "INT32", "bool": "BOOL", "int8": "INT8"}
+_DTYPES |= {"float8_e4m3fn": "FP8"}
 
 
 def test_every_plugin_of_every_op_is_here():

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from kernel_checks.agree import disagreement
 from kernel_checks.examples import EXAMPLES
+from kernel_checks.interpreter import compute_as_gpus_do
 from kernel_checks.launch import Launcher
 
 from glmspec.plugins import OPS
@@ -33,7 +33,6 @@ from glmspec.plugins.spec import Op
 
 TESTS = Path(__file__).resolve().parents[1]
 POISON = 77  # what outputs hold before a launch: a place that a kernel forgets is seen
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # e2m1, by code
 PROGRAMS = 500  # that a test file's cases may run in all: the interpreter takes up to 40 ms for one
 
 
@@ -151,56 +150,11 @@ def remember_builtins() -> None:
     interpreter._patch_builtin = patch
 
 
-def compare_as_gpus_do() -> None:
-    """Of a number and a NaN a GPU's max and min give the number; the interpreter gives the NaN."""
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    InterpreterBuilder.create_maxnumf = lambda self, x, y: self.binary_op(x, y, np.fmax)
-    InterpreterBuilder.create_minnumf = lambda self, x, y: self.binary_op(x, y, np.fmin)
-
-
-def multiply_as_gpus_do() -> None:
-    """The interpreter has no product of scaled operands, takes bfloat16's bits for numbers in other products, and
-    float8's when it widens those to bfloat16."""
-    from triton.language import bfloat16, float8e4nv, float32
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    plain_dot, plain_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
-
-    def values(handle: Any) -> Any:
-        if handle.dtype != bfloat16:
-            return handle
-        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), float32)
-
-    def dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
-        return plain_dot(self, values(a), values(b), *others)
-
-    def cast(self: Any, x: Any, to: Any) -> Any:
-        if x.dtype.scalar != float8e4nv or to.scalar != bfloat16:
-            return plain_cast(self, x, to)
-        wide = torch.from_numpy(np.ascontiguousarray(x.data)).view(torch.float8_e4m3fn).float().numpy()
-        return TensorHandle((wide.view(np.uint32) >> 16).astype(np.uint16), bfloat16)  # exact
-
-    def scaled(handle: Any, scale: Any) -> np.ndarray:
-        """float32 [rows, K], of e2m1 codes two a byte."""
-        codes, steps = torch.from_numpy(handle), torch.from_numpy(scale).view(torch.float8_e4m3fn)
-        numbers = torch.tensor(FP4)[torch.stack([codes & 15, codes >> 4], -1).long()].flatten(-2)
-        return (numbers.unflatten(-1, (-1, 16)) * steps.float().unsqueeze(-1)).flatten(-2).numpy()
-
-    def dot_scaled(self: Any, a, a_scale, a_format, b, b_scale, b_format, fast, a_packed, b_packed, sums) -> Any:
-        a_MK, b_NK = scaled(a.data, a_scale.data), scaled(b.data.T.copy(), b_scale.data)
-        return TensorHandle(a_MK @ b_NK.T + sums.data, sums.dtype.scalar)
-
-    InterpreterBuilder.create_dot, InterpreterBuilder.create_dot_scaled = dot, dot_scaled
-    InterpreterBuilder.cast_impl = cast
-
-
 def main() -> None:
     """Answer requests, one a line, until there are no more: with null, or with the error."""
     torch.set_num_threads(1)
     remember_builtins()
-    compare_as_gpus_do()
-    multiply_as_gpus_do()
+    compute_as_gpus_do()
     answers, sys.stdout = sys.stdout, sys.stderr  # what a kernel prints is no answer
     for line in sys.stdin:
         try:
