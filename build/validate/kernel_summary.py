@@ -49,14 +49,17 @@ def summary(
     whole = []
     for kernel in kernels:
         outputs = [out for out in kernel.outputs if not (kernel.layers & in_place and _is_cache(out, sizes, caches))]
-        counted = layers[_layer(kernel.layers)]
-        counted.update(kernels=1, read=_bytes(kernel.inputs), written=_bytes(outputs))
+        # Plugins that were cut out no longer order the layers, and TensorRT fuses what is alike in several.
+        own = _decoder_layers(kernel.layers)
+        for layer in own:
+            layers[layer].update(kernels=1, read=_bytes(kernel.inputs) // len(own), written=_bytes(outputs) // len(own))
         for weight in {operand.name for operand in kernel.inputs} & set(products.values()):
             most = max((out.elements for out in outputs), default=0)
             if most >= math.prod(sizes[weight].shape) / 2:
                 whole.append([kernel.name, weight, _bytes(outputs)])
     for launch in launches:
-        layers[_layer([launch.where])].update(kernels=1, plugins=1, written=launch.written)
+        (layer,) = _decoder_layers([launch.where])
+        layers[layer].update(kernels=1, plugins=1, written=launch.written)
     return {
         "products": {layer: [weight, _operands(layer, weight, kernels)] for layer, weight in products.items()},
         "whole": whole,
@@ -86,7 +89,6 @@ def _bytes(operands: Iterable[Operand]) -> int:
     return sum(operand.bytes for operand in operands)
 
 
-def _layer(names: Iterable[str]) -> str:
-    """The decoder layer that most of a kernel's layers belong to."""
-    found = Counter(match[1] for name in names if (match := _LAYER.match(name)))
-    return found.most_common(1)[0][0] if found else BESIDE
+def _decoder_layers(names: Iterable[str]) -> set[str]:
+    """Those that a kernel's layers belong to."""
+    return {match[1] for name in names if (match := _LAYER.match(name))} or {BESIDE}
