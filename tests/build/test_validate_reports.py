@@ -27,7 +27,6 @@ def node(kind: str, inputs, output: Value, **attributes: Any) -> Node:
     [
         (node("TOPK", [Value("a", "float32", (1, 9000))], Value("b", "float32", (1, 4096)), k=4096), "at most 3840"),
         (node("KV_CACHE_UPDATE", [Value("a", "float8_e4m3fn", (2, 1, 8, 8))], Value("b", "int32", (2,))), "bfloat16."),
-        (node("MOE", [Value("a", "bfloat16", (1, 2, 8))], Value("b", "bfloat16", (1, 2, 8))), "SM100, SM103, SM110"),
         (node("SHUFFLE", [Value("a", "bfloat16", (2,))], Value("b", "bfloat16", (1,) * 9)), "9 axes"),
         (node("CONSTANT", [], Value("b", "float4_e2m1fn", (2, 24))), "24 columns"),
     ],
