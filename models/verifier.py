@@ -176,7 +176,7 @@ def step_of(net: Network, config: VerifierConfig, limits: EngineLimits) -> Step:
         index_heads=limits.index_heads(config.index_n_heads, index_tiles, profile),
         attention_tiles=limits.row_tiles(latent_elements, profile),
         expert_tiles=limits.row_tiles(expert_elements, profile),
-        expert_prompts=int(pairs > 16 * config.n_routed_experts),  # more than a tile of blocks has
+        expert_prompts=int(pairs >= 64 * config.n_routed_experts),  # as many as a larger tile has
     )
 
 
