@@ -151,7 +151,9 @@ def store_weighed(
 ):  # fmt: skip
     """Rows of `down`, rounded to x's dtype, times the routing weights, where their pairs belong."""
     pair_t, here_t = pairs_of(order_P, first, rows, P, TILE)
-    y_tm = as_read(tl.trans(y_mt), x_ND) * tl.load(weight_NA + pair_t)[:, None]
+    # The larger of the same twice: a plain load would be made again in the layout of y, by every thread for every row.
+    share_t = tl.max(tl.load(weight_NA + pair_t[:, None] + tl.zeros([1, 2], tl.int32)), 1)
+    y_tm = as_read(tl.trans(y_mt), x_ND) * share_t[:, None]
     at_tm = pair_t.to(tl.int64)[:, None] * D + row_m[None, :]
     tl.store(out_PD + at_tm, as_stored(y_tm, out_PD), mask=here_t[:, None])
 

@@ -15,7 +15,7 @@ from support.compiled import assert_sound
 from support.faces import PROGRAMS, Case, interpret
 
 from glmspec.plugins.compiler import SMS, Variant, compile_variant
-from glmspec.plugins.experts_nvfp4 import CODED, PLUGINS, QUANTIZE, chain
+from glmspec.plugins.experts_nvfp4 import CODED, GATE_UP, GATE_UP_LONG, PLUGINS, QUANTIZE, chain
 from glmspec.plugins.quantize_blocks import to_e4m3
 from glmspec.plugins.rounding import FP4_VALUES, to_e2m1
 from glmspec.plugins.spec import NoPlugin
@@ -23,7 +23,7 @@ from glmspec.plugins.variants import Recorder, Shaped
 
 INT, BF16 = torch.int32, torch.bfloat16
 TOLERANCE = {torch.float32: 1e-5, BF16: 1.6e-2}  # relative to the largest, as ops have it
-EXPERTS, PICKS = 4, 2
+EXPERTS, PICKS = 5, 2
 _G = torch.Generator().manual_seed(0)
 
 
@@ -113,6 +113,7 @@ CASES = {
     "float32": case(ids(9), dtype=torch.float32),
     "several parts and turns": case(ids(9), hidden=512, width=256),
     "parts that are no power of two": case(ids(9), hidden=384, width=192),
+    "rows of more than a block": case(ids(5), hidden=1152),
     "all to one expert": case(constant(30, 2)),
     "all to the last": case(constant(9, EXPERTS - 1)),
     "experts without tokens": case(ids(30, 1, 3)),
@@ -131,7 +132,7 @@ CASES = {
     "prompts, padded rows": padded(case(torch.cat([ids(70), constant(60, EXPERTS)]), prompts=1)),
     "prompts, 2,000 rows": case(ids(2000), prompts=1),
 }
-WIDE = ("a block", "one row", "several parts and turns", "parts that are no power of two", "padded rows", "prompts")
+WIDE = ("a block", "one row", "several parts and turns", "rows of more than a block", "padded rows", "prompts")
 CASES |= {f"{name}, bfloat16": wide(CASES[name]) for name in WIDE}
 ON_SM90 = ("a block", "several parts and turns", "parts that are no power of two", "prompts", "skipped ids")
 
@@ -149,6 +150,7 @@ def interpreted_sm90():
 def assert_close(one: Case, outputs: tuple[torch.Tensor, ...]) -> None:
     (found,), wanted = outputs, expected(one)
     assert found.dtype == wanted.dtype and found.shape == wanted.shape and found.isfinite().all()
+    assert (found == wanted).float().mean() > 0.95  # as the steps between are rounded in the same places
     worst = (found.float() - wanted.float()).abs().max()
     assert worst <= TOLERANCE[wanted.dtype] * wanted.float().abs().max()
 
@@ -196,11 +198,11 @@ def test_any_routing_stays_within_its_memory(long):
         "both": (anything(80), anything(EXPERTS, 2)),
         "places of pairs that are none": (
             anything(80),
-            torch.tensor([[0, 20], [20, 20], [40, 20], [60, 20]], dtype=INT),
+            torch.tensor([[0, 20], [20, 20], [40, 20], [60, 19], [79, 1]], dtype=INT),
         ),
         "ranges that go beyond": (
             torch.arange(80, dtype=INT),
-            torch.tensor([[70, 60], [80, 9], [-5, 80], [0, 2**31 - 1]], dtype=INT),
+            torch.tensor([[70, 60], [80, 9], [-5, 80], [0, 2**31 - 1], [7, 0]], dtype=INT),
         ),
     }.items():
         gate_up_inputs = [*codes, x_ND, *routed, gate_up, groups, scale, input, middle]
@@ -225,9 +227,16 @@ def test_activations_without_scales_are_bfloat16():
         chain(Launcher(), *wide(case(ids(3), dtype=torch.float32)).inputs, prompts=0)
 
 
+@pytest.mark.parametrize(("tokens", "plugin"), [(512, GATE_UP), (2048, GATE_UP_LONG)])
+def test_tiles_are_at_most_half_as_large_again_as_their_rows(tokens, plugin):
+    picked = torch.stack([torch.randperm(256, generator=_G)[:8] for _ in range(tokens)])
+    count, tile = torch.bincount(picked.flatten(), minlength=256), plugin.tile("SM100")["TILE"]
+    assert ((count + tile - 1) // tile * tile).sum() <= 1.5 * picked.numel()
+
+
 def test_the_cases_are_few_programs(interpreted, interpreted_sm90):
     results = {**interpreted, **interpreted_sm90}
-    assert sum(one.programs for name, one in results.items() if "2,000" not in name) < 2 * PROGRAMS
+    assert sum(one.programs for name, one in results.items() if "2,000" not in name) < 3 * PROGRAMS
 
 
 PRODUCTS = re.compile(r"(?:tcgen05\.mma|wgmma\.mma_async)\.[\w.:]+")
