@@ -1,9 +1,10 @@
 """How large a step an engine may be asked to run, and the run-time ranges that follow.
 
 A profile is a plan of its own: "generation" (blocks and single tokens) and "context" (anything, with chunks of
-prompts). They are not two profiles of one engine because a profile's sizes decide how its network is authored: the indexer's heads are scored in as few goes, and its
-segments in as few tiles, as the profile allows (keys and scores are a step's largest tensors, and must stay countable
-in 32 bits; plugins, which read keys in their pages, need fewer).
+prompts). They are not two profiles of one engine because a profile's sizes decide how its network is authored: the
+indexer's heads are scored in as few goes, and its segments in as few tiles, as the profile allows (keys and scores are
+a step's largest tensors, and must stay countable in 32 bits; plugins, which read keys in their pages, need fewer), and
+plugins have larger tiles for prompts.
 """
 
 from __future__ import annotations
