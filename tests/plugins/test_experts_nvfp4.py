@@ -275,3 +275,4 @@ def test_they_compile_within_their_limits(sm, sizes):
             product = CODED_PRODUCT if sm != "SM90" and variant.plugin in CODED else BF16_PRODUCT[sm]
             products = PRODUCTS.findall(compiled.ptx)
             assert products and all(product in one for one in products), variant.name
+            assert (".version 8.7" in compiled.ptx) == (sm == "SM100" and variant.plugin in CODED)
