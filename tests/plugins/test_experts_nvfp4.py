@@ -53,17 +53,17 @@ def case(
     return Case("experts_nvfp4:chain", inputs + scales, {"prompts": prompts})
 
 
-def wide(one: Case) -> Case:
+def wide(example: Case) -> Case:
     """The case without scales of activations."""
-    return Case(one.op, one.inputs[:9], one.attributes)
+    return Case(example.op, example.inputs[:9], example.attributes)
 
 
-def padded(one: Case) -> Case:
+def padded(example: Case) -> Case:
     """Padded rows hold NaN, and so do their routing weights."""
-    x_ND, expert_NA, weight_NA, *others = one.inputs
+    x_ND, expert_NA, weight_NA, *others = example.inputs
     away = ((expert_NA < 0) | (expert_NA >= EXPERTS)).all(1)
     x_ND[away], weight_NA[away] = float("nan"), float("nan")
-    return Case(one.op, [x_ND, expert_NA, weight_NA, *others], one.attributes)
+    return Case(example.op, [x_ND, expert_NA, weight_NA, *others], example.attributes)
 
 
 def steps(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,9 +88,9 @@ def rounded(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
     return (numbers * step.float().unsqueeze(-1)).flatten(-2)
 
 
-def expected(one: Case) -> torch.Tensor:
+def expected(example: Case) -> torch.Tensor:
     """[N, D], an expert at a time."""
-    x_ND, expert_NA, weight_NA, gate_up, gate_up_scale, down, down_scale, factor, down_factor, *scales = one.inputs
+    x_ND, expert_NA, weight_NA, gate_up, gate_up_scale, down, down_scale, factor, down_factor, *scales = example.inputs
     input_1, middle = scales or (None, [None] * EXPERTS)
     dtype, out_ND = x_ND.dtype, torch.zeros(x_ND.shape)
     x = rounded(x_ND, input_1)
@@ -144,11 +144,11 @@ def interpreted_sm90():
     return interpret({name: CASES[name] for name in ON_SM90}, "SM90")
 
 
-def assert_close(one: Case, outputs: tuple[torch.Tensor, ...]) -> None:
-    (found,), wanted = outputs, expected(one)
-    assert found.dtype == wanted.dtype and found.shape == wanted.shape and found.isfinite().all()
-    assert (found == wanted).float().mean() > 0.95  # as the steps between are rounded in the same places
-    worst = (found.float() - wanted.float()).abs().max()
+def assert_close(example: Case, outputs: tuple[torch.Tensor, ...]) -> None:
+    (output,), wanted = outputs, expected(example)
+    assert output.dtype == wanted.dtype and output.shape == wanted.shape and output.isfinite().all()
+    assert (output == wanted).float().mean() > 0.95  # as the steps between are rounded in the same places
+    worst = (output.float() - wanted.float()).abs().max()
     assert worst <= TOLERANCE[wanted.dtype] * wanted.float().abs().max()
 
 
@@ -171,8 +171,8 @@ def test_x_is_rounded_to_the_very_codes():
     x[6] = x[5] * torch.tensor(0.3)
     scale = torch.tensor([1.0])
     for dtype in (torch.float32, BF16):
-        one = Case("experts_nvfp4:QUANTIZE", [x.to(dtype), scale])
-        codes, step = interpret({"": one})[""].outputs
+        example = Case("experts_nvfp4:QUANTIZE", [x.to(dtype), scale])
+        codes, step = interpret({"": example})[""].outputs
         numbers, wanted = steps((x.to(dtype).float() / scale).to(dtype).float())
         assert torch.equal(step.view(torch.uint8), wanted.view(torch.uint8))
         size = (numbers.abs().unsqueeze(-1) == torch.tensor(FP4[:8])).long().argmax(-1) + 8 * numbers.signbit()
@@ -232,7 +232,7 @@ def test_tiles_are_at_most_half_as_large_again_as_their_rows(tokens, plugin):
 
 def test_the_cases_are_few_programs(interpreted, interpreted_sm90):
     results = {**interpreted, **interpreted_sm90}
-    assert sum(one.programs for name, one in results.items() if "2,000" not in name) < 3 * PROGRAMS
+    assert sum(result.programs for name, result in results.items() if "2,000" not in name) < 3 * PROGRAMS
 
 
 PRODUCTS = re.compile(r"(?:tcgen05\.mma|wgmma\.mma_async)\.[\w.:]+")
@@ -254,10 +254,10 @@ def variants(sm: str, hidden: int, width: int, experts: int) -> list[Variant]:
         (experts,),
     ]
     dtypes = ["bfloat16", "int32", "float32", codes, scale, codes, scale, *["float32"] * 4]
-    inputs = [Shaped(*one) for one in zip(shapes, dtypes, strict=True)]
+    inputs = [Shaped(*shaped) for shaped in zip(shapes, dtypes, strict=True)]
     for given, prompts in ((11, 0), (11, 1), (9, 0), (9, 1)):
         chain(run, *inputs[:given], prompts=prompts)
-    return [one for one in run.variants if one.plugin in PLUGINS]
+    return [variant for variant in run.variants if variant.plugin in PLUGINS]
 
 
 @pytest.mark.parametrize(
@@ -266,13 +266,13 @@ def variants(sm: str, hidden: int, width: int, experts: int) -> list[Variant]:
 )
 def test_they_compile_within_their_limits(sm, sizes):
     """Products of codes are products of codes on the GPU, too, where it has them."""
-    found = variants(sm, *SIZES[sizes])
-    assert {one.plugin for one in found} == set(PLUGINS)
-    for variant in found:
+    all_variants = variants(sm, *SIZES[sizes])
+    assert {variant.plugin for variant in all_variants} == set(PLUGINS)
+    for variant in all_variants:
         compiled = compile_variant(variant)
         assert_sound(compiled)
         if variant.plugin is not QUANTIZE:
             product = CODED_PRODUCT if sm != "SM90" and variant.plugin in CODED else BF16_PRODUCT[sm]
             products = PRODUCTS.findall(compiled.ptx)
-            assert products and all(product in one for one in products), variant.name
+            assert products and all(product in name for name in products), variant.name
             assert (".version 8.7" in compiled.ptx) == (sm == "SM100" and variant.plugin in CODED)
