@@ -87,8 +87,8 @@ QUANTIZE = Plugin(
     grid=(lambda N, ROWS: cdiv(N, ROWS), lambda D, COLUMNS: cdiv(D, COLUMNS)),
     tiles={"": {"TILE": 1024, "WARPS": 4}},
 )
-# Instructions on blocks of 16 with one scale need PTX 8.8. x only tells the dtype that results are rounded to.
-_NEWER = {"SM100": {"PTX": 88}}
+# Instructions on blocks of 16 with one scale need PTX 8.7. x only tells the dtype that results are rounded to.
+_NEWER = {"SM100": {"PTX": 87}}
 _SCALES, _SHARES = {"input_E2": "float32", "middle_E": "float32"}, {"weight_NA": "float32"}
 _PLACES = {"code_PH": "int8", "scale_PZ": FP8}
 _ROUTED = {"order_P": "int32", "range_E2": "int32"}

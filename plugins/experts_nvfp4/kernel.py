@@ -62,6 +62,8 @@ def gate_up_kernel(
         x = as_bytes(code_NC) + token_t[None, :] * (D // 2) + h[:, None]
         x_step = as_bytes(scale_NS) + token_t[:, None] * (D // 16) + g[None, :]
         sum_mt = tl.zeros([2 * HALF, TILE], tl.float32)
+        # Scales of few rows are too few bytes for an asynchronous copy: they are read a step ahead, as bytes, because
+        # Triton fails on a scale that a loop carries.
         byte_tg = tl.load(x_step)
         for k in tl.range(0, D // BLOCK, num_stages=STAGES):
             w_mh = tl.load(weight + k * (BLOCK // 2))
@@ -131,6 +133,7 @@ def down_kernel(
         scale = tl.load(down_scale_E + expert)
         sum_mt = tl.zeros([ROWS, TILE], tl.float32)
         byte_tg = tl.load(x_step)
+        # One loop over columns and the parts of their sums, so that weights are on their way all the time.
         for turn in tl.range(0, TURNS * PARTS, num_stages=STAGES):
             row_m, k = (tl.program_id(1) * TURNS + turn // PARTS) * ROWS + m, turn % PARTS
             w_mh = tl.load(weight + row_m[:, None] * (G // 2) + k * (BLOCK // 2))

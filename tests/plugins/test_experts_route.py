@@ -54,7 +54,7 @@ def sorted_pairs(expert_NA: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     order_P = torch.full_like(expert_P, -1)
     valid = torch.cat(of).to(INT)
     order_P[: len(valid)] = valid
-    count = torch.tensor([len(one) for one in of])
+    count = torch.tensor([len(pairs) for pairs in of])
     return order_P, torch.stack([count.cumsum(0) - count, count], 1).to(INT)
 
 
@@ -86,8 +86,8 @@ def interpreted():
 
 @pytest.mark.parametrize("name", ROUTES)
 def test_pairs_are_sorted(interpreted, name):
-    for found, expected in zip(interpreted[name].outputs, sorted_pairs(ROUTES[name]), strict=True):
-        assert found.dtype == expected.dtype and torch.equal(found, expected)
+    for output, expected in zip(interpreted[name].outputs, sorted_pairs(ROUTES[name]), strict=True):
+        assert output.dtype == expected.dtype and torch.equal(output, expected)
 
 
 @pytest.mark.parametrize("name", SUMMED)
@@ -97,12 +97,12 @@ def test_picks_are_summed_in_order(interpreted, name):
     total = torch.zeros_like(out_NAD[:, 0])
     for pick in range(expert_NA.shape[1]):
         total += out_NAD[:, pick]
-    (found,) = interpreted[f"sum, {name}"].outputs
-    assert found.dtype == out_PD.dtype and torch.equal(found, total.to(out_PD.dtype))
+    (output,) = interpreted[f"sum, {name}"].outputs
+    assert output.dtype == out_PD.dtype and torch.equal(output, total.to(out_PD.dtype))
 
 
 def test_the_cases_are_few_programs(interpreted):
-    assert sum(one.programs for one in interpreted.values()) < PROGRAMS
+    assert sum(result.programs for result in interpreted.values()) < PROGRAMS
 
 
 @pytest.mark.parametrize("sm", SMS)
@@ -112,6 +112,6 @@ def test_they_compile_within_their_limits(sm, experts):
     route(run, expert_NA, experts=experts)
     for dtype in ("bfloat16", "float32"):
         summed(run, Shaped((-1, 6144), dtype), expert_NA, experts=experts)
-    assert {one.plugin.id for one in run.variants} == {plugin.id for plugin in PLUGINS}
+    assert {variant.plugin.id for variant in run.variants} == {plugin.id for plugin in PLUGINS}
     for variant in run.variants:
         assert_sound(compile_variant(variant))
