@@ -15,6 +15,7 @@ from glmspec.build.member import Member
 from glmspec.build.plugin_variants import graphs_of, variants_of
 from glmspec.build.settings import PLUGINS_AUTO, PLUGINS_OFF, PLUGINS_ON
 from glmspec.build.target import TARGETS, compiler_for
+from glmspec.build.validate.cut import Cut
 from glmspec.build.validate.report import Report
 from glmspec.convert.tokenizer import check_tokenizer
 from glmspec.core.errors import EngineError, MissingCapability
@@ -39,7 +40,7 @@ def prepare(
     for member in deployment.members:
         profile = deployment.profiles(member)[0]
         with progress.stage(f"Authoring the {member.name} network ({profile})"):
-            networks[member.name] = MemberNetworks(deployment.author(member, profile, proxy).contract(), {})
+            networks[member.name] = MemberNetworks(contract_of(deployment, member, profile, proxy), {})
     if report is not None:
         write_json(folder / REPORT, report.to_json())
     kernels = _write_kernels(folder / PLUGINS, deployment, proxy, progress)
@@ -49,6 +50,12 @@ def prepare(
         "finish": f"glmspec-build engine --from-bundle {out} -o ENGINES",
     }
     write_directory(deployment, networks, folder, out, proxy, progress, more)
+
+
+def contract_of(deployment: Deployment, member: Member, profile: str, proxy: Backend) -> Contract:
+    """What the finished network will have, with the target's plugins, which proxy need not have."""
+    net_config = deployment.net_config(member, profile, plugged=True)
+    return member.model.author(deployment.limits, net_config, proxy, Cut(net_config.plugins)).contract()
 
 
 def finish(bundle: Path, out: Path, progress: Progress) -> None:

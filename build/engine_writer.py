@@ -156,6 +156,7 @@ def _write_member(
             },
             "plans": {
                 profile: {"file": f"{profile}.engine", "sha256": hashlib.sha256(plan.plan).hexdigest()}
+                | ({"build_route": plan.build_route} if plan.build_route else {})
                 for profile, plan in plans.items()
             },
             "contract": networks.contract.to_json(),

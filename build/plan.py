@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from glmspec.build.kernel_list import name_layers
+from glmspec.build.routes import set_build_route
 from glmspec.core.errors import NetworkError
 from glmspec.network.graph import Network
 from glmspec.network.limits import Ranges
@@ -28,12 +29,13 @@ from glmspec.network.limits import Ranges
 class BuiltPlan:
     """plan: the serialized engine. log: what TensorRT said on the way. timing_cache: for the next build of something
     alike; empty where TensorRT has none (tensorrt_rtx). kernels: TensorRT's list of them (`kernel_list.py`), empty
-    where it printed none."""
+    where it printed none. build_route: switches of its compiler (`routes.py`)."""
 
     plan: bytes
     log: tuple[str, ...]
     timing_cache: bytes
     kernels: tuple[str, ...]
+    build_route: str
 
 
 def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cache: bytes = b"") -> BuiltPlan:
@@ -41,6 +43,7 @@ def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cac
     for the GPU that is there. Raises `NetworkError` with the layer's module path."""
     config = net.builder.create_builder_config()
     _aim(net, config, compute_capability)
+    route = set_build_route(config, compute_capability, net.backend.version)
     cache = None if _ahead_of_time(config) else config.create_timing_cache(timing_cache)
     if cache is not None:
         config.set_timing_cache(cache, False)
@@ -57,7 +60,7 @@ def build_plan(net: Network, ranges: Ranges, compute_capability: str, timing_cac
     if plan is None:
         raise NetworkError(f"{net.name}: TensorRT could not build the network: {complaint or 'it gave no reason'}")
     kept = b"" if cache is None else bytes(config.get_timing_cache().serialize())
-    return BuiltPlan(bytes(plan), tuple(net.backend.take_lines()), kept, tuple(net.backend.take_kernels()))
+    return BuiltPlan(bytes(plan), tuple(net.backend.take_lines()), kept, tuple(net.backend.take_kernels()), route)
 
 
 @contextmanager

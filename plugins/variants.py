@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from glmspec.core.dtypes import FP4
 from glmspec.network.reader import Graph
 from glmspec.plugins import OPS
 from glmspec.plugins.compiler import Variant, variant_of
@@ -21,6 +22,11 @@ class Shaped:
 
     shape: tuple[int, ...]
     dtype: str
+
+
+def as_read(shape: Sequence[int], dtype: str) -> Shaped:
+    """A tensor of layers as plugins read it: NVFP4 codes lie two a byte."""
+    return Shaped((*shape[:-1], shape[-1] // 2), "int8") if dtype == FP4 else Shaped(tuple(shape), dtype)
 
 
 @dataclass(frozen=True)
@@ -117,5 +123,5 @@ def regions_of(graph: Graph) -> Iterator[tuple[Op, list[Shaped], dict[str, Any]]
     for node in graph.nodes:
         if node.region and "op" in node.region:
             head = node.region
-            inputs = [Shaped(values[name].shape, values[name].dtype) for name in head["inputs"]]
+            inputs = [as_read(values[name].shape, values[name].dtype) for name in head["inputs"]]
             yield OPS[head["op"]], inputs, head["attributes"]

@@ -273,7 +273,7 @@ def weight() -> Picture:
         ("rank's file", "rank*.safetensors, sealed record", "what this rank holds, hashed", "white"),
         ("input", "network/config.py, models", "declared by the same rule the writer used", AMBER),
         ("bound", "runtime/model.py", "read once, bound to each network input", BLUE),
-        ("product", "models/layers/quantized.py", "dequantized where it is multiplied", BLUE),
+        ("product", "models/layers/quantized.py", "multiplied as codes, scaled after", BLUE),
     )
     for number, (title, where, words, fill) in enumerate(rows):
         column, line = number % 3, number // 3

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glmspec.core.dtypes import DTYPES, FP4
+from glmspec.core.dtypes import DTYPES
 from glmspec.network.graph import Network, Tensor
 from glmspec.plugins import OPS
 from glmspec.plugins.spec import NoPlugin
-from glmspec.plugins.variants import Recorder, Shaped
+from glmspec.plugins.variants import Recorder, as_read
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Cut:
         if plugged is None:
             return []
         try:
-            outputs = plugged(recorder, *map(_shaped, inputs), **attributes)
+            outputs = plugged(recorder, *(as_read(x.shape, x.dtype) for x in inputs), **attributes)
         except NoPlugin:
             return []
         for launch in recorder.launches:
@@ -53,9 +53,3 @@ class Cut:
                 net.definition.mark_output(tensor.trt)
         first = len(self.launches)
         return [net.late_input(f"{net.where}/{op}.{first}:{at}", x.dtype, x.shape) for at, x in enumerate(outputs)]
-
-
-def _shaped(x: Tensor) -> Shaped:
-    """NVFP4 codes as plugins read them."""
-    shape = tuple(x.shape)
-    return Shaped((*shape[:-1], shape[-1] // 2), "int8") if x.dtype == FP4 else Shaped(shape, x.dtype)

@@ -55,7 +55,11 @@ class Recorder:
         calls = self.calls
 
         class Config:
-            """What TensorRT for a GPU machine offers: no compute capability to choose, a real timing cache."""
+            """What TensorRT for a GPU machine offers: no compute capability to choose, a real timing cache, switches of
+            its compiler."""
+
+            build_route = ""
+            all_build_routes = "-peep:match_dual_gemm -kgen:codegen:cuda_tile -mlir:collective:fp4"
 
             def create_timing_cache(self, data: bytes) -> str:
                 calls.append(("create_timing_cache", data))
@@ -78,9 +82,8 @@ class Recorder:
 
     def build_serialized_network(self, network: Any, config: Any) -> bytes:
         kinds = [network.get_layer(at).type for at in range(network.num_layers)]
-        moe = kinds.count(tensorrt_rtx.LayerType.MOE)
         sums = kinds.count(tensorrt_rtx.LayerType.DIST_COLLECTIVE)
-        self.calls.append(("build", network.name, moe, sums))
+        self.calls.append(("build", network.name, sums))
         return f"plan of {network.name} {len(self.calls)}".encode()
 
 
@@ -132,7 +135,7 @@ def test_a_bundle_holds_all_that_needs_no_gpu(source, tmp_path, without_tensorrt
     assert values["producer"]["kind"] == "engine bundle" and values["target"] == "b200"
     report = json.loads((made / "validation.json").read_text())
     assert report["ok"] and {stage["status"] for stage in report["stages"]} == {"passed"}
-    assert [stage["stage"] for stage in report["stages"]][-3:] == ["build", "twin", "kernels"]
+    assert [stage["stage"] for stage in report["stages"]][-3:] == ["products", "twin", "kernels"]
     manifest = json.loads((made / "plugins" / "manifest.json").read_text())
     assert manifest["sm"] == "SM100" and all((made / "plugins" / one["file"]).exists() for one in manifest["plugins"])
     assert record(made / "verifier")["weights"]["folder"] == "../checkpoints/verifier"
@@ -154,15 +157,15 @@ def test_finishing_asks_tensorrt_for_plans_and_nothing_else(source, tmp_path, te
         ("create_timing_cache", b""),
         ("set_timing_cache", "cache", False),
         ("profile", ((1,), (1,), (2,))),  # a token each of two sequences
-        ("build", "verifier", 1, 6),  # TensorRT's own layer for the experts; two sums a layer, one more, one gather
+        ("build", "verifier", 6),  # two sums a layer, one more, one gather
     ]
     assert context == [
         ("create_timing_cache", b"timings"),
         ("set_timing_cache", "cache", False),
         ("profile", ((1,), (1,), (64,))),
-        ("build", "verifier", 0, 6),
+        ("build", "verifier", 6),
     ]
-    assert [calls[-1] for calls in judges] == [("build", name, 0, 0) for name in ("accept", "sample", "logprobs")]
+    assert [calls[-1] for calls in judges] == [("build", name, 0) for name in ("accept", "sample", "logprobs")]
     assert all(call[0] != "set_preview_feature" for calls in asked for call in calls)  # no plugins
     values = record(tmp_path / "engines")
     assert values["tensorrt"] == {"package": "tensorrt", "version": VERSION}

@@ -11,6 +11,7 @@ from support.models import ASSETS, GOLDENS
 
 from glmspec.build import plan
 from glmspec.build.plan import build_plan
+from glmspec.build.routes import set_build_route
 from glmspec.convert.conversion import ConvertOptions, plan_conversion
 from glmspec.convert.recipe import RECIPES
 from glmspec.core.errors import NetworkError
@@ -189,3 +190,21 @@ def test_ranks_ask_for_collectives_where_they_are_a_preview(names):
     net = SimpleNamespace(api=api, config=SimpleNamespace(mapping=SimpleNamespace(tp=2), plugins=""))
     plan._aim(net, SimpleNamespace(set_preview_feature=lambda *call: asked.append(call)), "SM100")
     assert asked == [("collectives", True)] * len(names)
+
+
+def test_switches_of_the_compiler():
+    """Those that this TensorRT has, for Blackwell."""
+    routes = "-peep:match_dual_gemm, -kgen:codegen:cuda_tile"
+
+    def switched(capability: str, version: str, **has: str) -> str:
+        config = SimpleNamespace(**has)
+        said = set_build_route(config, capability, version)
+        assert said == getattr(config, "build_route", "")
+        return said
+
+    both = "-peep:match_dual_gemm=off -kgen:codegen:cuda_tile=0"
+    assert switched("SM100", "11.1.0.106", build_route="", all_build_routes=routes) == both
+    assert switched("SM103", "11.2", build_route="") == f"{both} -mlir:collective:fp4=off"
+    assert switched("SM100", "11.0.1", build_route="", all_build_routes=routes) == "-peep:match_dual_gemm=off"
+    assert switched("SM90", "11.1", build_route="", all_build_routes=routes) == ""
+    assert switched("SM120", "1.7.1") == ""

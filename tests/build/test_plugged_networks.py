@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.models import ASSETS
+from support.forms import SIZES, conversion
+from support.models import ASSETS, random_verifier
 from support.tensorrt_stand_in import networks_with_plugins
 
 from glmspec.build import plugin_variants
+from glmspec.build.bundle import contract_of
 from glmspec.build.deployment import Deployment, open_deployment
 from glmspec.build.engine import build_engines
 from glmspec.build.plugin_variants import check_plugins, graphs_of, variants_of
@@ -18,6 +20,7 @@ from glmspec.build.target import TARGETS
 from glmspec.core.errors import ConfigError, MissingCapability
 from glmspec.core.progress import Progress
 from glmspec.network.reader import Graph, read
+from glmspec.network.shards import Mapping
 from glmspec.network.trt import Backend, backend
 from glmspec.plugins import OPS, registration
 from glmspec.plugins.variants import network_variants, regions_of
@@ -86,6 +89,35 @@ def test_the_kernels_of_a_deployment_are_those_its_networks_launch(plugged):
             graph = read(net.definition, net.backend)
             found |= {node.attributes["id"] for node in graph.nodes if node.kind == "PLUGIN_V3"}
     assert {variant.plugin.id for variant in kernels.variants} == found
+
+
+QUANTIZED = ("NVFP4 weights and activations", "NVFP4 weights", "FP8 blocks", "FP8 weights")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    """Written before a stand-in takes the name of TensorRT, which transformers looks for."""
+    home = tmp_path_factory.mktemp("quantized")
+    random_verifier(home / "hf", seed=4, **SIZES)
+    for name in QUANTIZED:
+        conversion(home / "hf", name, Mapping()).write(home / name)
+    return {name: home / name for name in QUANTIZED}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_experts_get_their_plugins(checkpoints, plugged, name):
+    """Codes are read two a byte, which a bundle's contract knows; what is compiled before is what is launched."""
+    deployment = open_deployment(checkpoints[name], (), TARGETS["b200"], BuildOptions(max_model_len=256))
+    wanted = variants_of(deployment, graphs_of(deployment, backend()))
+    verifier, launched = deployment.verifier, {}
+    for profile in deployment.profiles(verifier):
+        net = deployment.author(verifier, profile, plugged, plugged=True)
+        assert net.contract() == contract_of(deployment, verifier, profile, backend())
+        launched |= net.kernels
+        codes = net.inputs["model.layers.1.mlp.experts.down_proj"]
+        assert codes.dtype == ("int8" if name.startswith("NVFP4") else "float8_e4m3fn")
+    assert not wanted.kept and launched.keys() <= set(wanted.variants)
+    assert any(variant.plugin.name.startswith("experts_") for variant in launched)
 
 
 def test_off_is_off(plugged):
