@@ -89,22 +89,27 @@ def _rounded_router(tensors):
     tensors[ROUTER] = tensors[ROUTER].bfloat16()
 
 
+def _mlp(self, x_ND, step):
+    more = (step.expert_tiles, step.expert_prompts) if self.sparse else ()
+    return self.mlp(self.post_attention_layernorm(x_ND), *more)
+
+
 def _without_sum(self, x_ND, step, shared):
     attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
     x_ND = x_ND + attention_ND  # no all-reduce
-    return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND))), attended
+    return x_ND + ops.all_reduce(_mlp(self, x_ND, step)), attended
 
 
 def _summed_twice(self, x_ND, step, shared):
     attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
     x_ND = ops.all_reduce(x_ND + ops.all_reduce(attention_ND))
-    return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND))), attended
+    return x_ND + ops.all_reduce(_mlp(self, x_ND, step)), attended
 
 
 def _bent_term(self, x_ND, step, shared):
     attention_ND, attended = self.self_attn(self.input_layernorm(x_ND), step, shared)
     x_ND = x_ND + ops.all_reduce(ops.silu(attention_ND))  # of every rank's term, instead of their sum
-    return x_ND + ops.all_reduce(self.mlp(self.post_attention_layernorm(x_ND))), attended
+    return x_ND + ops.all_reduce(_mlp(self, x_ND, step)), attended
 
 
 def _own_words_only(part_RF, vocab):
