@@ -4,9 +4,9 @@ Needs no GPU with tensorrt_rtx (SM120). The plan holds no weights: they are inpu
 anywhere and fit any checkpoint of that shape.
 
 Every profile has a plan of its own, "generation" (blocks and single tokens) and "context" (anything, with chunks of
-prompts), rather than one engine with two profiles: the
-indexer's heads are scored in as few goes, its segments in as few pieces, as the profile allows. Keys and scores are a
-step's largest tensors and must stay countable in 32 bits; plugins read keys in their pages and need pieces later.
+prompts), rather than one engine with two profiles: the indexer's heads are scored in as few goes, its segments in as
+few pieces, as the profile allows. Keys and scores are a step's largest tensors and must stay countable in 32 bits;
+plugins read keys in their pages and need pieces later.
 """
 
 from __future__ import annotations

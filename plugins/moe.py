@@ -23,7 +23,7 @@ from glmspec.network import ops
 from glmspec.network.graph import Tensor
 from glmspec.plugins import experts, experts_fp8
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, Op, Rule, Runs, Use
+from glmspec.plugins.spec import Compute, Float32, Int32, Op, Rule, Use
 
 # How the reference computes the chosen experts: for a few (token, expert) pairs it copies their experts'
 # weights; small weights it multiplies all at once, a batch an expert; else it loops over the experts hit.
@@ -51,7 +51,7 @@ def reference(
 ) -> torch.Tensor:
     """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype. prompts: 1 where steps hold
     many rows an expert, which decides how plugins tile them; no result depends on it."""
-    return chosen(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, PLAIN).to(x_ND.dtype)
+    return chosen(x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, PLAIN)
 
 
 def chosen(
@@ -116,11 +116,6 @@ def every(
     return ops.reduce(out_END * dense_EN1, "SUM", 0, keep=False)
 
 
-def plugged(run: Runs, x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, *, prompts) -> tuple:
-    """Five launches: see `experts_fp8`."""
-    return experts_fp8.plain(run, x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, prompts=prompts)
-
-
 # What the ops of all formats have in common. On 8 ranks a rank has an eighth of every expert's width.
 COMMON: dict[str, Any] = {
     "outputs": {"out_ND": "T"},
@@ -140,7 +135,7 @@ BLOCKS, PROMPTS = Use({"prompts": 0}), Use({"prompts": 1})
 OP = Op(
     name="moe",
     reference=reference,
-    plugged=plugged,
+    plugged=experts_fp8.plain,
     plugins=(experts.ROUTE, experts_fp8.GATE_UP, experts_fp8.DOWN, experts.SUM),
     real=REAL,
     uses={"": BLOCKS, "prompts": PROMPTS},

@@ -13,7 +13,7 @@ from glmspec.core.dtypes import FP8
 from glmspec.network.graph import Tensor
 from glmspec.plugins import experts, experts_fp8, moe, moe_scaled
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, Op, Runs, Use
+from glmspec.plugins.spec import Compute, Float32, Int32, Op, Use
 
 Codes = Annotated[torch.Tensor, FP8]
 
@@ -56,31 +56,12 @@ def native(
     return moe_scaled.native(x_ND, expert_NA, weight_NA, codes, (None, None), *scales, input_E2, middle_E, "fp8")
 
 
-def plugged(
-    run: Runs,
-    x_ND,
-    expert_NA,
-    weight_NA,
-    gate_up_EFD,
-    down_EDG,
-    scale_E2,
-    down_scale_E,
-    input_E2=None,
-    middle_E=None,
-    *,
-    prompts,
-) -> tuple:
-    """Six launches, five where weights only are quantized: see `experts_fp8`."""
-    weights = gate_up_EFD, down_EDG, scale_E2, down_scale_E, input_E2, middle_E
-    return experts_fp8.fp8(run, x_ND, expert_NA, weight_NA, *weights, prompts=prompts)
-
-
 _PLUGINS = (experts_fp8.QUANTIZE, experts_fp8.GATE_UP_FP8, experts_fp8.DOWN_FP8)
 _W8 = (experts_fp8.GATE_UP_W8, experts_fp8.DOWN_W8)
 OP = Op(
     name="moe_fp8",
     reference=reference,
-    plugged=plugged,
+    plugged=experts_fp8.fp8,
     plugins=(experts.ROUTE, *_PLUGINS, *_W8, experts.SUM),
     real=moe.REAL,
     uses={

@@ -19,7 +19,7 @@ from glmspec.network.graph import Tensor
 from glmspec.plugins import experts, experts_fp8, moe, rounding
 from glmspec.plugins.lowering import lowers
 from glmspec.plugins.quantize_blocks import QUANTIZE_BLOCKS
-from glmspec.plugins.spec import Compute, Float32, Int32, Op, Rule, Runs, cdiv
+from glmspec.plugins.spec import Compute, Float32, Int32, Op, Rule, cdiv
 
 Codes = Annotated[torch.Tensor, FP8]
 
@@ -37,8 +37,8 @@ def reference(
 ) -> torch.Tensor:
     """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype."""
     halves = zip(gate_up_EFD.chunk(2, 1), scale_ERK.chunk(2, 1), strict=True)
-    plain_EFD = torch.cat([_values(*half) for half in halves], 1)
-    plain_EDG = _values(down_EDG, down_scale_ESL)
+    plain_EFD = torch.cat([rounding.values_of_blocks(*half) for half in halves], 1)
+    plain_EDG = rounding.values_of_blocks(down_EDG, down_scale_ESL)
 
     def narrow(product: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return product.to(x_ND.dtype)
@@ -46,13 +46,6 @@ def reference(
     steps = moe.Steps(narrow, narrow, lambda hidden, *_: rounding.blocks_reference(hidden.float()), narrow)
     rounded_ND = rounding.blocks_reference(x_ND.float())
     return moe.chosen(rounded_ND, expert_NA, weight_NA, plain_EFD, plain_EDG, steps)
-
-
-def _values(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """float32 [experts, rows, columns]."""
-    rows, columns = codes.shape[1:]
-    wide = scale.repeat_interleave(BLOCK, 1)[:, :rows].repeat_interleave(BLOCK, 2)[:, :, :columns]
-    return codes.float() * wide
 
 
 @lowers("moe_fp8_block")
@@ -79,14 +72,6 @@ def native(
     return moe.every(rounding.blocks(x_ND), expert_NA, weight_NA, plain_EFD, plain_EDG, steps)
 
 
-def plugged(
-    run: Runs, x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, scale_ERK, down_scale_ESL, *, prompts
-) -> tuple:
-    """Six launches: see `experts_fp8`."""
-    weights = gate_up_EFD, down_EDG, scale_ERK, down_scale_ESL
-    return experts_fp8.fp8_block(run, x_ND, expert_NA, weight_NA, *weights, prompts=prompts)
-
-
 _PLUGINS = (QUANTIZE_BLOCKS, experts_fp8.GATE_UP_BLOCKS, experts_fp8.DOWN_BLOCKS)
 _REAL: dict[str, Rule] = {
     "R": lambda G: 2 * cdiv(G, BLOCK),
@@ -97,7 +82,7 @@ _REAL: dict[str, Rule] = {
 OP = Op(
     name="moe_fp8_block",
     reference=reference,
-    plugged=plugged,
+    plugged=experts_fp8.fp8_block,
     plugins=(experts.ROUTE, *_PLUGINS, experts.SUM),
     real={**moe.REAL, **_REAL},
     uses={"": moe.BLOCKS, "prompts": moe.PROMPTS},

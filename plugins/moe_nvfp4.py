@@ -2,7 +2,7 @@
 one each). Codes lie two a byte where plugins read them, and one by one where layers do: TensorRT has no plugin of FP4.
 
 Legend: N tokens, D hidden, E experts, A experts a token, G expert width, F = 2 G rows of gate (first) and up, C stored
-columns of codes of gate and up, B of down, K and L groups of their columns.
+columns of codes of gate and up, H of down, S and Z groups of their columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from glmspec.network.formats import GROUP
 from glmspec.network.graph import Tensor
 from glmspec.plugins import experts, experts_nvfp4, moe, moe_scaled
 from glmspec.plugins.lowering import lowers
-from glmspec.plugins.spec import Compute, Float32, Int32, Op, Rule, Runs, Use
+from glmspec.plugins.spec import Compute, Float32, Int32, Op, Rule, Use
 
 Codes = Annotated[torch.Tensor, "int8"]
 Groups = Annotated[torch.Tensor, FP8]
@@ -27,9 +27,9 @@ def reference(
     expert_NA: Int32,
     weight_NA: Float32,
     gate_up_EFC: Codes,
-    down_EDB: Codes,
-    groups_EFK: Groups,
-    down_groups_EDL: Groups,
+    down_EDH: Codes,
+    groups_EFS: Groups,
+    down_groups_EDZ: Groups,
     scale_E2: Float32,
     down_scale_E: Float32,
     input_E2: Float32 | None = None,
@@ -39,7 +39,7 @@ def reference(
 ) -> torch.Tensor:
     """x [N, D], expert ids int32 [N, A], weights float32 [N, A] -> [N, D] in x's dtype. Codes: two a byte.
     input, middle: scales of x and of the input of `down`, both or none."""
-    codes, groups, scales = (gate_up_EFC, down_EDB), (groups_EFK, down_groups_EDL), (scale_E2, down_scale_E)
+    codes, groups, scales = (gate_up_EFC, down_EDH), (groups_EFS, down_groups_EDZ), (scale_E2, down_scale_E)
     return moe_scaled.reference(x_ND, expert_NA, weight_NA, codes, groups, *scales, input_E2, middle_E, "nvfp4")
 
 
@@ -49,9 +49,9 @@ def native(
     expert_NA: Tensor,
     weight_NA: Tensor,
     gate_up_EFC: Tensor,
-    down_EDB: Tensor,
-    groups_EFK: Tensor,
-    down_groups_EDL: Tensor,
+    down_EDH: Tensor,
+    groups_EFS: Tensor,
+    down_groups_EDZ: Tensor,
     scale_E2: Tensor,
     down_scale_E: Tensor,
     input_E2: Tensor | None = None,
@@ -60,41 +60,20 @@ def native(
     prompts: int,
 ) -> Tensor:
     """See `reference`. Codes: FP4, one by one."""
-    codes, groups, scales = (gate_up_EFC, down_EDB), (groups_EFK, down_groups_EDL), (scale_E2, down_scale_E)
+    codes, groups, scales = (gate_up_EFC, down_EDH), (groups_EFS, down_groups_EDZ), (scale_E2, down_scale_E)
     return moe_scaled.native(x_ND, expert_NA, weight_NA, codes, groups, *scales, input_E2, middle_E, "nvfp4")
-
-
-def plugged(
-    run: Runs,
-    x_ND,
-    expert_NA,
-    weight_NA,
-    gate_up_EFC,
-    down_EDB,
-    groups_EFK,
-    down_groups_EDL,
-    scale_E2,
-    down_scale_E,
-    input_E2=None,
-    middle_E=None,
-    *,
-    prompts,
-) -> tuple:
-    """Five launches, four where weights only are quantized: see `experts_nvfp4`."""
-    weights = gate_up_EFC, down_EDB, groups_EFK, down_groups_EDL, scale_E2, down_scale_E, input_E2, middle_E
-    return experts_nvfp4.chain(run, x_ND, expert_NA, weight_NA, *weights, prompts=prompts)
 
 
 _REAL: dict[str, Rule] = {
     "C": lambda D: D // 2,
-    "B": lambda G: G // 2,
-    "K": lambda D: D // GROUP,
-    "L": lambda G: G // GROUP,
+    "H": lambda G: G // 2,
+    "S": lambda D: D // GROUP,
+    "Z": lambda G: G // GROUP,
 }
 OP = Op(
     name="moe_nvfp4",
     reference=reference,
-    plugged=plugged,
+    plugged=experts_nvfp4.chain,
     plugins=(experts.ROUTE, *experts_nvfp4.PLUGINS, experts.SUM),
     real={**moe.REAL, **_REAL},
     uses={

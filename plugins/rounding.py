@@ -64,9 +64,20 @@ def values_of(codes: torch.Tensor, step: torch.Tensor | None = None) -> torch.Te
     for every 16 columns."""
     if step is None:
         return codes.float()
-    pairs = codes.view(torch.uint8)
-    values = torch.tensor(FP4_VALUES)[torch.stack([pairs & 15, pairs >> 4], -1).int()].flatten(-2)
+    values = unpack(codes.view(torch.uint8))
     return (values.unflatten(-1, (-1, GROUP)) * step.float().unsqueeze(-1)).flatten(-2)
+
+
+def unpack(codes: torch.Tensor) -> torch.Tensor:
+    """e2m1 codes two a byte, uint8 [..., D / 2], the even column's low -> float32 [..., D]."""
+    return torch.tensor(FP4_VALUES)[torch.stack([codes & 15, codes >> 4], -1).int()].flatten(-2)
+
+
+def values_of_blocks(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """What e4m3 codes [..., rows, columns] stand for under a scale for every 128 x 128, float32."""
+    rows, columns = codes.shape[-2:]
+    wide = scale.repeat_interleave(BLOCK, -2)[..., :rows, :].repeat_interleave(BLOCK, -1)[..., :columns]
+    return codes.float() * wide
 
 
 @lowers("rounding")

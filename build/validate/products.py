@@ -17,6 +17,7 @@ from glmspec.build.validate.compile import Unit, compiled
 from glmspec.build.validate.report import Fault
 from glmspec.core.units import size_text
 from glmspec.models.configs.verifier import VerifierConfig
+from glmspec.network.config import NetworkConfig
 
 _LOW = ("fp4 x fp4", "fp8 x fp8")
 _ADVICE = "Report it, with --json's output."
@@ -34,8 +35,9 @@ def check(case: Case, options) -> StageResult:
         if isinstance(record, str):  # stage "build" says so
             continue
         operands.update(types for _, types in record["products"].values())
-        faults += _faults(unit, record, case.deployment.net_config(unit.member, unit.profile).scaled)
-        dequantized.update(_dequantized(case, unit, record))
+        net_config = case.deployment.net_config(unit.member, unit.profile)
+        faults += _faults(record, net_config)
+        dequantized.update(_dequantized(record, net_config))
         for layer, counted in record["layers"].items():
             row = rows.setdefault(_kind(unit, layer), Counter())
             row["layers"] += 1
@@ -50,11 +52,11 @@ def check(case: Case, options) -> StageResult:
     return StageResult(tuple(facts), tuple(faults), numbers)
 
 
-def _faults(unit: Unit, record: Mapping[str, Any], scaled: frozenset[str]) -> list[Fault]:
-    """Products that are not as their weights' scales of activations let them be. scaled: weights that have some."""
+def _faults(record: Mapping[str, Any], net_config: NetworkConfig) -> list[Fault]:
+    """Products that are not as their weights' scales of activations let them be."""
     faults, written = [], {weight: (kernel, size) for kernel, weight, size in record["whole"]}
     for layer, (weight, types) in record["products"].items():
-        if weight not in scaled:
+        if weight not in net_config.scaled:
             continue
         if types not in _LOW:
             faults.append(Fault(layer, f"multiplies {types}, expected {' or '.join(_LOW)}.", _ADVICE))
@@ -65,9 +67,8 @@ def _faults(unit: Unit, record: Mapping[str, Any], scaled: frozenset[str]) -> li
     return faults
 
 
-def _dequantized(case: Case, unit: Unit, record: Mapping[str, Any]) -> Counter[str]:
+def _dequantized(record: Mapping[str, Any], net_config: NetworkConfig) -> Counter[str]:
     """Bytes a step by which weights are written out and read again, by their format."""
-    net_config = case.deployment.net_config(unit.member, unit.profile)
     costs: Counter[str] = Counter()
     for _, weight, size in record["whole"]:
         if weight not in net_config.scaled:

@@ -12,21 +12,15 @@ from glmspec.network.contract import CACHE, TABLE, WEIGHT
 from glmspec.network.formats import GROUP
 from glmspec.network.limits import EngineLimits
 from glmspec.network.reader import Graph, Node, Value
-from glmspec.network.trt_limits import (
-    KV_CACHE_DTYPES,
-    MAX_AXES,
-    MAX_ELEMENTS,
-    MAX_TOPK,
-)
+from glmspec.network.trt_limits import KV_CACHE_DTYPES, MAX_AXES, MAX_ELEMENTS, MAX_TOPK
 
 
 def check(case: Case, _) -> StageResult:
     """The networks as authored, and the greatest step's volumes."""
     faults: list[Fault] = []
-    capability = case.deployment.target.compute_capability
     bound: set[str] = set()
     for _, _, authored in case.networks():
-        faults += layer_faults(authored.graph, capability)
+        faults += layer_faults(authored.graph)
         bound |= {spec.name for spec in authored.contract.inputs if spec.role in (CACHE, TABLE, WEIGHT)}
     largest = 0
     for graph in case.greatest:
@@ -38,8 +32,8 @@ def check(case: Case, _) -> StageResult:
     return StageResult(tuple(facts), tuple(faults), numbers)
 
 
-def layer_faults(graph: Graph, capability: str | None) -> Iterator[Fault]:
-    """What TensorRT would refuse of single layers. capability: None for the reference executor."""
+def layer_faults(graph: Graph) -> Iterator[Fault]:
+    """What TensorRT would refuse of single layers."""
     for node in graph.nodes:
         if node.kind == "TOPK" and node.attributes["k"] > MAX_TOPK:
             advice = "Choose a smaller k in the model's config."

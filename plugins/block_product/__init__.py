@@ -20,6 +20,7 @@ from glmspec.network import ops
 from glmspec.network.formats import BLOCK
 from glmspec.network.graph import Tensor
 from glmspec.plugins.lowering import lowers
+from glmspec.plugins.rounding import values_of_blocks
 from glmspec.plugins.spec import Compute, Float32, Op, Plugin, Rule, Runs, Use, cdiv, inputs_of
 
 Codes = Annotated[torch.Tensor, FP8]
@@ -31,10 +32,8 @@ def reference(
 ) -> torch.Tensor:
     """[N, R] in x's dtype: the numbers that code and step, weight and scale stand for, multiplied in float32. x: tells
     its dtype. prompts: 1 where steps hold many rows, which decides how plugins tile them; no result depends on it."""
-    rows, columns = weight_RC.shape
-    x = code_NC.float() * step_NZ.repeat_interleave(BLOCK, 1)[:, :columns]
-    scale = scale_BZ.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
-    return torch.matmul(x, (weight_RC.float() * scale).T).to(x_NC.dtype)
+    x = code_NC.float() * step_NZ.repeat_interleave(BLOCK, 1)[:, : code_NC.shape[1]]
+    return torch.matmul(x, values_of_blocks(weight_RC, scale_BZ).T).to(x_NC.dtype)
 
 
 @lowers("block_product")

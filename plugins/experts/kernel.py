@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from glmspec.plugins.bfloat16 import as_stored
+from glmspec.plugins.bfloat16 import as_read, as_stored
 
 
 @triton.jit
@@ -63,6 +63,13 @@ def pairs_of(order_P, first, rows, P, TILE: tl.constexpr):
     pair_t = tl.load(order_P + first + t, mask=t < rows, other=-1)
     here_t = (pair_t >= 0) & (pair_t < P)
     return tl.where(here_t, pair_t, 0), here_t
+
+
+@triton.jit
+def gated(gate, up, x_ND):
+    """silu(gate) * up, of numbers of x's dtype, rounded to it after each step."""
+    silu = as_read(gate / (1.0 + tl.exp(-gate)), x_ND)
+    return as_read(silu * up, x_ND)
 
 
 @triton.jit

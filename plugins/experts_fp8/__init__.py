@@ -4,7 +4,7 @@ Each chain: the pairs by expert, x to codes (where activations are rounded), sil
 rows, down, the sum of a token's experts. Only weights of experts that are hit are read.
 
 Legend: N tokens, A experts a token, P = N * A pairs, E experts, D hidden, G expert width, F = 2 G rows of gate (first)
-and up, Z and K blocks of D, L blocks of G, R blocks of F.
+and up, Z and K blocks of D, L blocks of G, R blocks of F, S blocks of rows of down.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from glmspec.plugins.spec import Plugin, Runs, cdiv
 
 
 def plain(run: Runs, x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, *, prompts) -> tuple:
-    """Weights of x's dtype."""
+    """Weights of x's dtype: four launches."""
     return _chain(run, x_ND, expert_NA, weight_NA, (gate_up_EFD,), (down_EDG,), (GATE_UP, DOWN), prompts)
 
 
@@ -37,7 +37,8 @@ def fp8(
     *,
     prompts,
 ) -> tuple:
-    """FP8 weights, a scale an expert and half; with scales of activations, or x's dtype for those."""
+    """FP8 weights, a scale an expert and half; with scales of activations, or x's dtype for those: five launches, or
+    four."""
     if input_E2 is None or middle_E is None:
         first, second = (gate_up_EFD, scale_E2), (down_EDG, down_scale_E)
         return _chain(run, x_ND, expert_NA, weight_NA, first, second, (GATE_UP_W8, DOWN_W8), prompts)
@@ -48,11 +49,11 @@ def fp8(
 
 
 def fp8_block(
-    run: Runs, x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, scale_ERK, down_scale_EKL, *, prompts
+    run: Runs, x_ND, expert_NA, weight_NA, gate_up_EFD, down_EDG, scale_ERK, down_scale_ESL, *, prompts
 ) -> tuple:
-    """FP8 weights under scales of 128 x 128; activations rounded in blocks of 1 x 128."""
+    """FP8 weights under scales of 128 x 128; activations rounded in blocks of 1 x 128: five launches."""
     codes = run(QUANTIZE_BLOCKS, x_ND)
-    first, second, plugins = (gate_up_EFD, scale_ERK), (down_EDG, down_scale_EKL), (GATE_UP_BLOCKS, DOWN_BLOCKS)
+    first, second, plugins = (gate_up_EFD, scale_ERK), (down_EDG, down_scale_ESL), (GATE_UP_BLOCKS, DOWN_BLOCKS)
     return _chain(run, x_ND, expert_NA, weight_NA, first, second, plugins, prompts, codes=codes)
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from glmspec.plugins.bfloat16 import as_read, as_stored
 from glmspec.plugins.block_product.kernel import block_product
-from glmspec.plugins.experts.kernel import largest, pairs_of, tile_of
+from glmspec.plugins.experts.kernel import gated, largest, pairs_of, tile_of
 from glmspec.plugins.float8 import to_float8
 
 
@@ -23,8 +23,7 @@ from glmspec.plugins.float8 import to_float8
 def hidden_of(sum_mt, x_ND, ROWS: tl.constexpr, TILE: tl.constexpr):
     """[ROWS, TILE] silu(gate) * up, rounded to x's dtype after each step; gate's rows are the first of `m`."""
     gate_gt, up_gt = tl.split(tl.permute(tl.reshape(as_read(sum_mt, x_ND), [2, ROWS, TILE]), [1, 2, 0]))
-    silu_gt = as_read(gate_gt / (1.0 + tl.exp(-gate_gt)), x_ND)
-    return as_read(silu_gt * up_gt, x_ND)
+    return gated(gate_gt, up_gt, x_ND)
 
 
 @triton.jit

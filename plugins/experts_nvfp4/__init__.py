@@ -19,7 +19,7 @@ from typing import Any
 
 from glmspec.core.dtypes import FP8
 from glmspec.network.formats import whole_tiles
-from glmspec.plugins.experts import ROUTE, SUM
+from glmspec.plugins.experts import route, summed
 from glmspec.plugins.spec import NoPlugin, Plugin, Runs, cdiv, pow2
 
 _ROWS = 128  # of a weight: the matrix instruction's
@@ -48,7 +48,7 @@ def chain(
     """
     _check(run, x_ND, gate_up_EFC, input_E2)
     experts, picks = run.shape(gate_up_EFC)[0], run.shape(expert_NA)[1]
-    routed = run(ROUTE, expert_NA, experts=experts)
+    routed = route(run, expert_NA, experts=experts)
     weights, down_weights = (gate_up_EFC, groups_EFS, scale_E2), (down_EDH, down_groups_EDZ, down_scale_E)
     if input_E2 is None:
         gate_up, down = (GATE_UP_16_LONG, DOWN_16_LONG) if prompts else (GATE_UP_16, DOWN_16)
@@ -59,7 +59,7 @@ def chain(
         codes = run(QUANTIZE, x_ND, input_E2)
         places = run(gate_up, *codes, x_ND, *routed, *weights, input_E2, middle_E, picks=picks)
         (out_PD,) = run(down, *places, x_ND, *routed, *down_weights, middle_E, weight_NA)
-    return run(SUM, out_PD, expert_NA, experts=experts)
+    return summed(run, out_PD, expert_NA, experts=experts)
 
 
 def _check(run: Runs, x_ND, gate_up_EFC, input_E2) -> None:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from glmspec.plugins.bfloat16 import as_read, as_stored
-from glmspec.plugins.experts.kernel import largest, pairs_of, tile_of
+from glmspec.plugins.experts.kernel import gated, largest, pairs_of, tile_of
 from glmspec.plugins.experts_nvfp4.float4 import quantized, spread, unpacked
 
 E2M1 = tl.constexpr("e2m1")  # a plain string is enough for a GPU, not for the interpreter
@@ -106,8 +106,7 @@ def activated(gate_mt, up_mt, scale_2, x_ND):
     """silu(gate) * up, the other way round; the products, silu and the result rounded to x's dtype."""
     gate_mt = as_read(gate_mt * tl.load(scale_2), x_ND)
     up_mt = as_read(up_mt * tl.load(scale_2 + 1), x_ND)
-    silu_mt = as_read(gate_mt / (1.0 + tl.exp(-gate_mt)), x_ND)
-    return tl.trans(as_read(silu_mt * up_mt, x_ND))
+    return tl.trans(gated(gate_mt, up_mt, x_ND))
 
 
 @triton.jit

@@ -11,7 +11,7 @@ from torch.nn import functional
 from glmspec.network.formats import FP4_MAX, GROUP
 from glmspec.plugins import kv_append as append_op
 from glmspec.plugins.quantize_blocks import to_e4m3
-from glmspec.plugins.rounding import FP4_VALUES, to_e2m1
+from glmspec.plugins.rounding import FP4_VALUES, to_e2m1, unpack
 
 write_slots, kv_append, kv_update = append_op.slots, append_op.append, append_op.write
 
@@ -105,8 +105,3 @@ def pack(values: torch.Tensor) -> torch.Tensor:
     size = torch.bucketize(values.abs(), values.new_tensor(FP4_VALUES[:8]))
     code = (size + 8 * torch.signbit(values)).to(torch.uint8)
     return code[..., 0::2] | code[..., 1::2] << 4
-
-
-def unpack(codes: torch.Tensor) -> torch.Tensor:
-    """Codes two a byte as float32 values."""
-    return torch.tensor(FP4_VALUES)[torch.stack([codes & 15, codes >> 4], -1).int()].flatten(-2)

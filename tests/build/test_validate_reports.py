@@ -33,7 +33,7 @@ def node(kind: str, inputs, output: Value, **attributes: Any) -> Node:
 )  # fmt: skip
 def test_a_layer_beyond_tensorrt_s_limits(broken, text):
     graph = Graph("g", broken.inputs, broken.outputs, (broken,))
-    (fault,) = tensorrt_limits.layer_faults(graph, "SM120")
+    (fault,) = tensorrt_limits.layer_faults(graph)
     assert fault.where == "model.layers.0/x" and text in str(fault)
 
 
